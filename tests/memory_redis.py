@@ -34,6 +34,10 @@ class MemoryServer:
 
     # Commands
 
+    def eval(self, script: str, number_of_keys: int) -> int:
+        assert (script, number_of_keys) == ("return 0", 0)
+        return 0
+
     def info(self, *_: str) -> dict[str, Any]:
         return {"run_id": self.name, "master_replid": self.name, "evicted_keys": 0}
 

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta, tzinfo
-from functools import partial
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
@@ -25,7 +24,7 @@ from structlog.testing import capture_logs
 
 from services.shared.bucket import durable_folder, folder_store
 from services.shared.bucket.bucket_store import BucketStore
-from services.shared.bucket.connection import AnyKeys
+from services.shared.bucket.connection import AnyKeys, BucketClock
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.store import ObjectStore, StoreFull, WritesRefused
@@ -464,7 +463,7 @@ def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: p
         cast(S3Store, local),
         for_swaps=cast(S3Store, local),
         without_retries=cast(S3Store, local),
-        clock=partial(datetime.now, UTC),
+        clock=BucketClock(cast(S3Store, local), StoreSettings(url=f"file://{folder}")),
         any_keys=AnyKeys(StoreSettings(url=f"file://{folder}")),
     )
     monkeypatch.setattr(obstore, "get", lambda *_: ShortResult())

@@ -933,15 +933,22 @@ def test_use_is_remembered_and_forgotten_with_the_key(world: World, here: Proces
     assert others.last() == {}
 
 
-def test_use_is_written_while_the_process_lives_and_when_it_stops(world: World, here: Process) -> None:
-    """A process whose last requests came a while ago would otherwise take their times with it. While Redis is
-    away, the times stay in the process.
+def crashed(_what: str, _call: Callable[[], Any]) -> Any:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("failing", [refused, crashed])
+def test_use_is_written_while_the_process_lives_and_when_it_stops(
+    world: World, here: Process, failing: Callable[[str, Callable[[], Any]], Any]
+) -> None:
+    """A process whose last requests came a while ago would otherwise take their times with it. While they
+    cannot be written, the times stay in the process.
     """
     stop, token = threading.Event(), made(here)[0]
     is_away = True
 
     def weather(what: str, call: Callable[[], Any]) -> Any:
-        return refused(what, call) if is_away else call()
+        return failing(what, call) if is_away else call()
 
     uses = KeyUses(Process(world, weather=weather).generation, world.clock)
     others = KeyUses(here.generation, world.clock)

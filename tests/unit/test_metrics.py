@@ -3,6 +3,7 @@
 import mmap
 import re
 import socket
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import torch
 
 from services.embedded.supervisor import StartFailed, _next_metrics_port
 from services.extractor_worker.device.device_memory import show_device_memory
+from services.shared.bucket.connection import BucketClock
 from services.shared.bucket.folder_store import FolderStore
+from services.shared.bucket.opening import open_store
 from services.shared.configuration.listening import CannotListen
+from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.telemetry import MetricsSettings
 from services.shared.telemetry import metrics
 from speaker_registry import __version__
@@ -47,6 +51,19 @@ def test_every_operation_of_the_store_is_timed_by_how_it_ended(tmp_path: Path):
     with counted(name, op="put", result="failed") as failed, pytest.raises(Unavailable):
         store.put("a/b", b"1")
     assert [put, got, missing, listed, deleted, failed] == [[1.0]] * 6
+
+
+def test_the_buckets_clock_is_timed_when_it_is_read(monkeypatch: pytest.MonkeyPatch):
+    """The time is asked for often, and hardly ever from the server: a store that fails would look well."""
+    monkeypatch.setattr(BucketClock, "_read", lambda _: datetime.now(UTC))
+    settings = StoreSettings(
+        url="s3://voices", endpoint="http://127.0.0.1:1", access_key_id="id", secret_access_key="secret"
+    )
+    store = open_store(settings)
+    with counted("registry_store_seconds_count", op="check", result="ok") as read:
+        times = [store.now() for _ in range(3)]
+    assert times == sorted(times)
+    assert read == [1.0]
 
 
 def test_a_cpus_memory_is_what_is_resident_of_the_worker():
@@ -95,6 +112,19 @@ def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_p
         CannotListen, match=rf"^Port {unused_port} of 127.0.0.1 .* Set SPEAKER_METRICS_PORT to"
     ):
         metrics.listen(MetricsSettings(port=unused_port))
+
+
+def test_any_version_of_the_format_may_be_asked_for(unused_port: int):
+    """A version without sense gets plain text. It was answered 500, with a traceback on standard error."""
+    metrics.listen(MetricsSettings(port=unused_port))
+    for version in ("x", "1.x", "2.x", '"1.0.0"', "1" * 5000, "", "0.0.4", "1.0.0", " 2"):
+        accept = f"application/openmetrics-text; version={version}; q=0.5, text/plain"
+        answer = httpx.get(f"http://127.0.0.1:{unused_port}/metrics", headers={"Accept": accept})
+        assert answer.status_code == 200, version
+        content, media_type = metrics.exposition(accept)
+        assert answer.headers["Content-Type"] == media_type
+        assert ("openmetrics" in media_type) == (version in {"1.0.0", " 2"})
+        assert b"registry_build_info" in content
 
 
 @pytest.mark.parametrize("host", [" ", "203.0.113.9"])

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -11,6 +11,7 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from services.shared.telemetry.logs import LogThrottle
 from services.shared.view import redis_access
 from services.shared.view.redis_access import Breaker, SilentServerError, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
@@ -121,15 +122,13 @@ def test_a_refused_connection_opens_no_breaker():
 
 
 @contextmanager
-def slow_server(ping_seconds: float = 0.0) -> Iterator[str]:
-    """Answers every command at once but ECHO, which it never answers, and PING, which may take longer."""
+def answering(answer: Callable[[bytes], bytes]) -> Iterator[str]:
+    """Start a server. It sends what `answer` returns for the commands that come at a time."""
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
             while data := connection.recv(65536):
-                if b"ECHO" not in data:
-                    time.sleep(ping_seconds if b"PING" in data else 0.0)
-                    connection.sendall(b"+OK\r\n" * data.count(b"*"))
+                connection.sendall(answer(data))
 
     def accept(server: socket.socket) -> None:
         with suppress(OSError):  # closed: the test is over
@@ -138,7 +137,21 @@ def slow_server(ping_seconds: float = 0.0) -> Iterator[str]:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=accept, args=(server,), daemon=True).start()
-        yield f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2"
+        yield f"redis://somebody:s3cret@127.0.0.1:{server.getsockname()[1]}/0"
+
+
+@contextmanager
+def slow_server(ping_seconds: float = 0.0) -> Iterator[str]:
+    """Answers every command at once but ECHO, which it never answers, and PING, which may take longer."""
+
+    def answer(data: bytes) -> bytes:
+        if b"ECHO" in data:
+            return b""
+        time.sleep(ping_seconds if b"PING" in data else 0.0)
+        return b"+OK\r\n" * data.count(b"*")
+
+    with answering(answer) as url:
+        yield f"{url}?protocol=2"
 
 
 def test_a_server_that_answers_late_is_not_taken_for_silent():
@@ -206,3 +219,24 @@ def test_a_lost_connection_is_made_again_before_giving_up():
         threading.Thread(target=close_all, args=(hasty,), daemon=True).start()
         assert_unavailable(connect(f"redis://127.0.0.1:{hasty.getsockname()[1]}/0"))
     assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "NOPERM User somebody has no permissions to run the 'info' command",
+        "DENIED Redis is running in protected mode",
+        "ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `somebody`, `s3cret`",
+        "MOVED 3999 127.0.0.1:6381",
+        "CROSSSLOT Keys in request don't hash to the same slot",
+    ],
+)
+def test_a_refused_connection_makes_redis_unavailable(error: str, monkeypatch: pytest.MonkeyPatch):
+    """Each request was answered 500, with a traceback. An old server quotes the password."""
+    monkeypatch.setattr(redis_access, "_throttle", LogThrottle(60.0))  # other tests may have met the same
+    with answering(lambda _: f"-{error}\r\n".encode()) as url, capture_logs() as logs:
+        for _ in range(3):
+            assert_unavailable(connect(url))
+    [line] = [line for line in logs if line["event"] in {"redis.unreachable", "redis.refused"}]
+    assert line["setting"] == "SPEAKER_REDIS_URL"
+    assert "s3cret" not in str(line)

@@ -7,6 +7,7 @@ from contextlib import suppress
 import structlog
 
 from services.shared.model.clock import Clock
+from services.shared.telemetry.logs import LogThrottle
 from services.shared.view.generation import Generation
 from services.shared.view.keys import keys_used_key
 from speaker_registry.errors import Unavailable
@@ -15,6 +16,7 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 60.0
 """The times are written to Redis this often."""
+_throttle = LogThrottle(60.0)
 
 
 class KeyUses:
@@ -63,8 +65,8 @@ class KeyUses:
         self.write()
 
     def write(self) -> None:
-        """Write to Redis the times that were noted since the last call. If Redis is unavailable, the next
-        call writes them.
+        """Write to Redis the times that were noted since the last call. If that fails, the next call writes
+        them.
         """
         self._uses, used = {}, self._uses
         if not used:
@@ -76,8 +78,15 @@ class KeyUses:
             self._set(later)
         except Unavailable:
             log.info("keys.uses_not_written", keys=len(used))
-            for key_id, at in used.items():
-                self._uses.setdefault(key_id, at)
+            self._put_back(used)
+        except Exception:  # the thread that calls this must not end
+            if _throttle.due("failed"):
+                log.exception("keys.uses_failed", keys=len(used))
+            self._put_back(used)
+
+    def _put_back(self, uses: Mapping[str, int]) -> None:
+        for key_id, at in uses.items():
+            self._uses.setdefault(key_id, at)
 
     def _set(self, uses: Mapping[str, int]) -> None:
         """Write these times to Redis. Raises `Unavailable`."""

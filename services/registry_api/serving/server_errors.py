@@ -6,12 +6,13 @@ metrics count them.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import structlog
 
 from services.shared.model.clock import Clock
+from services.shared.telemetry.logs import LogThrottle
 from services.shared.view.generation import Generation
 from services.shared.view.keys import server_errors_key
 from speaker_registry.errors import Unavailable
@@ -25,13 +26,14 @@ KEPT_SECONDS = 2 * HOUR
 """The counts of an hour expire this long after the last one was added."""
 _MAX_COUNTS = 10_000
 """Errors of further namespaces and minutes are not counted. A key for any namespace can name many of them."""
+_throttle = LogThrottle(60.0)
 
 
 class ServerErrors:
     """The numbers of errors. Safe to use from several threads; `note` does no I/O.
 
-    While Redis is unavailable, the counts stay in this process. If Redis added them but its reply was lost,
-    they are added twice.
+    While they cannot be written, the counts stay in this process. If Redis added them but its reply was
+    lost, they are added twice.
     """
 
     def __init__(self, generation: Generation, clock: Clock) -> None:
@@ -55,8 +57,8 @@ class ServerErrors:
         self.write()
 
     def write(self) -> None:
-        """Add to the counts in Redis the errors that were noted since the last call. If Redis is unavailable,
-        the next call adds them.
+        """Add to the counts in Redis the errors that were noted since the last call. If that fails, the next
+        call adds them.
         """
         with self._writing:  # a concurrent call returns after all earlier errors are written
             with self._lock:
@@ -66,9 +68,16 @@ class ServerErrors:
                     self._add(counts)
             except Unavailable:
                 log.info("server_errors.not_written", errors=sum(counts.values()))
-                with self._lock:
-                    for counted, number in counts.items():
-                        self._counts[counted] = self._counts.get(counted, 0) + number
+                self._put_back(counts)
+            except Exception:  # the thread that calls this must not end
+                if _throttle.due("failed"):
+                    log.exception("server_errors.failed", errors=sum(counts.values()))
+                self._put_back(counts)
+
+    def _put_back(self, counts: Mapping[tuple[str, int], int]) -> None:
+        with self._lock:
+            for counted, number in counts.items():
+                self._counts[counted] = self._counts.get(counted, 0) + number
 
     def _add(self, counts: dict[tuple[str, int], int]) -> None:
         self._generation.read(

@@ -149,17 +149,26 @@ class BucketClock:
         self._client = client
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
         self._lock = threading.Lock()
-        self._date: datetime | None = None
-        self._read_at = 0.0
+        self._reading: tuple[datetime, float] | None = None
+        """The date that was read last, and when that was by the local clock."""
 
     def __call__(self) -> datetime:
         """Return the server's time. Raises httpx.HTTPError if the server cannot be reached, OSError if its
         answer has no date.
         """
         with self._lock:
-            if self._date is None or monotonic() - self._read_at > CLOCK_SECONDS:
-                self._date, self._read_at = self._read(), monotonic()
-            return self._date + timedelta(seconds=monotonic() - self._read_at)
+            if (now := self.known()) is None:
+                now = self._read()
+                self._reading = now, monotonic()
+            return now
+
+    def known(self) -> datetime | None:
+        """Return the server's time. Returns None if the server has to be asked for it."""
+        if self._reading is None:
+            return None
+        date, read_at = self._reading
+        seconds = monotonic() - read_at
+        return date + timedelta(seconds=seconds) if seconds <= CLOCK_SECONDS else None
 
     def _read(self) -> datetime:
         # The request is unsigned: a refusal carries the date too, and no signature gets into a request log.

@@ -5,9 +5,11 @@ The values of labels are bounded: routes as templates, profiles of the catalogue
 Labels never hold names, ids, paths or texts, because more people read metrics than voices.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -362,6 +364,12 @@ BUILD_INFO = _gauge("build_info", "Always 1. version: the version of this proces
 BUILD_INFO.labels(__version__).set(1)
 
 
+_ODD_VERSION = re.compile(r"version=(?!\s*\d{1,9}(\.\d{1,9})*\s*([;,]|$))")
+"""Matches a version that is not made of numbers. prometheus_client compares it with numbers, which raises
+TypeError.
+"""
+
+
 def listen(settings: MetricsSettings) -> None:
     """Serve the metrics on a port of their own, from a thread, if the settings name one.
 
@@ -371,13 +379,26 @@ def listen(settings: MetricsSettings) -> None:
     if settings.port is None:
         return
     try:
-        start_http_server(settings.port, addr=settings.host, registry=REGISTRY)
+        server, _ = start_http_server(settings.port, addr=settings.host, registry=REGISTRY)
     except OSError as error:
         reason = why_not_listening(error, settings.host, settings.port, "SPEAKER_METRICS_")
         raise CannotListen(reason) from None
+    answer = server.get_app()
+    assert answer is not None
+
+    def answer_readable(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ["HTTP_ACCEPT"] = _readable(environ.get("HTTP_ACCEPT", ""))
+        return answer(environ, start_response)
+
+    server.set_app(answer_readable)
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
     """Return all metrics in the form that the `Accept` header asks for, and the media type of that form."""
-    encode, media_type = choose_encoder(accept)
+    encode, media_type = choose_encoder(_readable(accept))
     return encode(REGISTRY), media_type
+
+
+def _readable(accept: str) -> str:
+    """Return the `Accept` header, or an empty one, which stands for plain text, if it has an odd version."""
+    return "" if _ODD_VERSION.search(accept) else accept

@@ -16,7 +16,15 @@ import redis
 import structlog
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.connection import AbstractConnection
-from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+)
 from redis.retry import Retry
 from redis.utils import str_if_bytes
 
@@ -76,8 +84,8 @@ class WritesUnsafeError(redis.ResponseError):
     """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
 
 
-WRITES_REFUSED = (OutOfMemoryError, ReadOnlyError, WritesUnsafeError)
-"""Errors of a server that answers reads, and takes no writes now."""
+WRITES_REFUSED = (OutOfMemoryError, ReadOnlyError, WritesUnsafeError, NoPermissionError)
+"""Errors of a server that takes no writes now. It may still answer reads."""
 
 
 class ServerBusyError(redis.ResponseError):
@@ -89,6 +97,8 @@ _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "
 """Maps error codes for which redis-py has no class to our classes."""
 _REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
 """A server puts this before an error that holds only since the transaction's commands were queued."""
+_DENIED_IN_SCRIPT = "ERR ACL failure in script"
+"""A server that denies a command of a script answers with this, instead of NOPERM."""
 
 _MESSAGES: dict[type[redis.ResponseError], str] = {
     NoScriptError: "Redis was just restarted.",  # replaced between loading a script and calling it
@@ -97,6 +107,9 @@ _MESSAGES: dict[type[redis.ResponseError], str] = {
     WritesUnsafeError: "Redis cannot save or replicate writes now and takes none.",
     ServerBusyError: "Redis is busy.",
     ClusterDownError: "Redis cannot be read now.",
+    NoPermissionError: "The user in SPEAKER_REDIS_URL lacks a right that the registry needs in Redis.",
+    AskError: "Redis runs in cluster mode, in which the registry cannot use it.",
+    ClusterCrossSlotError: "Redis runs in cluster mode, in which the registry cannot use it.",
 }
 """Maps errors of the server that do not concern our command to the messages that callers get."""
 
@@ -232,6 +245,12 @@ class _Guarded(_Connection):  # type: ignore[misc]
         except (redis.ConnectionError, redis.TimeoutError) as error:
             _log_unreachable(self.address, error)
             raise
+        except redis.ResponseError as error:
+            if _message_for(error) is not None:
+                raise
+            # No command of ours was refused, but the connection, for example because its database is missing.
+            _log_unreachable(self.address, error)
+            raise redis.ConnectionError("the server refused the connection") from error
 
     def connect(self) -> None:
         # The pool calls this before it lends a connection, so no transaction is under way.
@@ -314,7 +333,10 @@ class _OurErrors:
     def parse_error(cls, response: str) -> Any:
         """Return the exception for an error of the server."""
         parsers: Any = super()  # redis-py's parser, which has no types
-        return parsers.parse_error(response.removeprefix(_REFUSED_AT_EXEC))
+        response = response.removeprefix(_REFUSED_AT_EXEC)
+        if response.startswith(_DENIED_IN_SCRIPT):
+            response = f"NOPERM {response}"
+        return parsers.parse_error(response)
 
 
 @contextmanager
@@ -325,7 +347,7 @@ def unavailable_without_redis() -> Iterator[None]:
     try:
         yield
     except redis.ResponseError as error:
-        message = next((_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES), None)
+        message = _message_for(error)
         if message is None:
             raise
         _log_refusal(error)
@@ -336,14 +358,21 @@ def unavailable_without_redis() -> Iterator[None]:
         raise Unavailable("Redis cannot be reached now.", retry_after_seconds=2) from error
 
 
+def _message_for(error: redis.ResponseError) -> str | None:
+    """Return what callers are told. Returns None if the error may concern our command."""
+    return next((_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES), None)
+
+
 def _log_refusal(error: redis.ResponseError) -> None:
     kind = type(error).__name__
     if _throttle.due(("redis.refused", kind)):
-        log.warning("redis.refused", error=kind)  # its text may quote the command
+        # The text of the error may quote the command.
+        log.warning("redis.refused", setting="SPEAKER_REDIS_URL", error=kind)
 
 
 def _log_unreachable(address: str, error: redis.RedisError) -> None:
-    cause = f"{type(error).__name__}: {error}"
+    text = str(error).partition(", with args")[0]  # an old server quotes the arguments of HELLO: a password
+    cause = f"{type(error).__name__}: {text}"
     if _throttle.due(("redis.unreachable", address, cause)):
         log.warning("redis.unreachable", setting="SPEAKER_REDIS_URL", address=address, cause=cause)
 

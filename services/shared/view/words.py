@@ -59,12 +59,14 @@ class Words:
         """Write a new word, and return the previous one.
 
         Two fields are used in turn, because the client repeats a pipeline whose reply was lost, and the
-        repeat must find the same word.
+        repeat must find the same word. The script does nothing. It is refused if this user must not run
+        scripts, and with scripts the view is written.
         """
         word, (last, next_one) = self._clock.new_id(), self._fields
         pipeline = self._server.pipeline(transaction=True)
         pipeline.hget(key, last)
         pipeline.hset(key, next_one, word)
-        found, _ = pipeline.execute()
+        pipeline.eval("return 0", 0)
+        found, *_ = pipeline.execute()
         self._word, self._fields = word, (next_one, last)
         return found

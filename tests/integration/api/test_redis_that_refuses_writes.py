@@ -1,7 +1,7 @@
-"""Tests in which Redis answers and refuses writes: it is full, a read-only replica, or cannot save or
-replicate them. Reads go on as if nothing had happened, and writes are answered 503 with Retry-After. Before
-errors were distinguished by class, every request was answered 500 while the server was full or read-only,
-reads included.
+"""Tests in which Redis answers and refuses writes: it is full, a read-only replica, cannot save or
+replicate them, or denies its user a right. Reads go on as if nothing had happened, and writes are answered
+503 with Retry-After. Before errors were distinguished by class, every request was answered 500 while the
+server was full or read-only, reads included.
 """
 
 import time
@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from redis import Redis
+from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
@@ -102,7 +103,18 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(params=REFUSALS.values(), ids=REFUSALS)
+def set_rights(rights: str) -> Callable[[Redis, Path], None]:
+    """Return a function that changes the rights of the registry's user."""
+    return lambda redis, _: redis.execute_command("ACL", "SETUSER", "default", *rights.split())
+
+
+DENIALS = {
+    "no right to write": (set_rights("-@write"), set_rights("+@all")),
+    "no right to scripts": (set_rights("-@scripting"), set_rights("+@all")),
+}
+
+
+@pytest.fixture(params=[*REFUSALS.values(), *DENIALS.values()], ids=[*REFUSALS, *DENIALS])
 def refusing(
     request: pytest.FixtureRequest,
     registry: Registry,
@@ -171,6 +183,15 @@ def test_writes_are_told_to_come_back(registry: Registry):
 
 
 @pytest.mark.usefixtures("refusing")
+def test_operators_are_told(registry: Registry):
+    """Nothing else tells an operator why uploads wait."""
+    answer = registry.client.get("/readyz")
+    assert answer.status_code == 503
+    assert "Redis" in answer.json()["parts"]["view"]
+    assert not registry.opened.generation.takes_writes, "registry_view_in_use would be 1"
+
+
+@pytest.mark.usefixtures("refusing")
 def test_a_key_can_be_made_and_used(registry: Registry):
     """A key can be made and used. It stands in the bucket, where a key that Redis lacks is looked up."""
     token = key(registry, "engine")
@@ -197,3 +218,44 @@ def test_a_transaction_is_refused_as_a_command_is(
         finally:
             end(redis, own_valkey.data_dir)
             connection.disconnect()
+
+
+@pytest.mark.parametrize("rights", ["resetkeys ~rq:*", "-info"])
+def test_the_bucket_is_read_without_rights(
+    registry: Registry, own_valkey: ValkeyServer, rights: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Every request was answered 500, with a traceback in the log."""
+    monkeypatch.setattr(generation, "UNWATCHED_SECONDS", 0.0)
+    with Redis.from_url(own_valkey.url) as redis:
+        set_rights(rights)(redis, own_valkey.data_dir)
+        try:
+            for path in ("/v1/voices?limit=5", f"/v1/voices/{NAME}", f"{ARTIFACT}/file"):
+                response = registry.client.get(path)
+                assert response.status_code == 200, f"{path}: {response.text}"
+            for response in writes(registry.client):
+                assert response.status_code == 503, response.text
+            assert "lacks a right" in registry.client.get("/readyz").json()["parts"]["view"]
+        finally:
+            set_rights("allkeys +@all")(redis, own_valkey.data_dir)
+
+
+def test_a_command_that_a_script_must_not_use_is_refused_as_any_other(own_valkey: ValkeyServer):
+    """The error of the server has no code of its own, and looked like a fault of the script."""
+    with connect(own_valkey.url) as client, Redis.from_url(own_valkey.url) as redis:
+        set_rights("-@stream")(redis, own_valkey.data_dir)
+        try:
+            with pytest.raises(Unavailable, match="lacks a right"), unavailable_without_redis():
+                client.eval("redis.call('XADD', KEYS[1], '*', 'a', 'b')", 1, "sr:test")
+        finally:
+            set_rights("+@all")(redis, own_valkey.data_dir)
+
+
+def test_a_database_that_does_not_exist_makes_redis_unreachable(own_valkey: ValkeyServer):
+    """The log names the setting and the cause once, however many requests meet it."""
+    with capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="cannot be reached"), unavailable_without_redis():
+                connect(own_valkey.url.replace("db=0", "db=99")).ping()
+    [line] = logs
+    assert (line["event"], line["setting"]) == ("redis.unreachable", "SPEAKER_REDIS_URL")
+    assert "DB index is out of range" in line["cause"]

@@ -90,19 +90,23 @@ def test_a_crash_counts_once(closed: Registry, monkeypatch: pytest.MonkeyPatch):
     assert errors(closed, "crashing") == 1
 
 
-def test_errors_are_kept_while_redis_is_away(closed: Registry, monkeypatch: pytest.MonkeyPatch):
-    """While it is away most errors happen."""
+@pytest.mark.parametrize("error", [Unavailable("Redis does not answer."), ZeroDivisionError()], ids=type)
+def test_errors_are_kept_if_they_cannot_be_written(
+    closed: Registry, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """While Redis is away most errors happen. A fault of ours must not end the thread either."""
+    namespace = type(error).__name__.lower()
     with monkeypatch.context() as away:
 
         def fail(*_: object) -> None:
-            raise Unavailable("Redis does not answer.")
+            raise error
 
         away.setattr(Generation, "read", fail)
-        closed.app.state.server_errors.note("patient")
+        closed.app.state.server_errors.note(namespace)
         closed.app.state.server_errors.write()
-    closed.app.state.server_errors.note("patient")
+    closed.app.state.server_errors.note(namespace)
     closed.app.state.server_errors.write()
-    assert errors(closed, "patient") == 2
+    assert errors(closed, namespace) == 2
 
 
 def test_errors_are_forgotten_after_an_hour(closed: Registry):
