@@ -76,17 +76,13 @@ class KeyUses:
             known = self._written(list(used))
             later = {key_id: at for key_id, at in used.items() if at > known.get(key_id, -1)}
             self._set(later)
-        except Unavailable:
-            log.info("keys.uses_not_written", keys=len(used))
-            self._put_back(used)
-        except Exception:  # the thread that calls this must not end
-            if _throttle.due("failed"):
+        except Exception as error:  # the thread that calls this must not end
+            for key_id, at in used.items():
+                self._uses.setdefault(key_id, at)
+            if isinstance(error, Unavailable):
+                log.info("keys.uses_not_written", keys=len(used))
+            elif _throttle.due("failed"):
                 log.exception("keys.uses_failed", keys=len(used))
-            self._put_back(used)
-
-    def _put_back(self, uses: Mapping[str, int]) -> None:
-        for key_id, at in uses.items():
-            self._uses.setdefault(key_id, at)
 
     def _set(self, uses: Mapping[str, int]) -> None:
         """Write these times to Redis. Raises `Unavailable`."""

@@ -6,7 +6,7 @@ metrics count them.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import structlog
@@ -66,18 +66,14 @@ class ServerErrors:
             try:
                 if counts:
                     self._add(counts)
-            except Unavailable:
-                log.info("server_errors.not_written", errors=sum(counts.values()))
-                self._put_back(counts)
-            except Exception:  # the thread that calls this must not end
-                if _throttle.due("failed"):
+            except Exception as error:  # the thread that calls this must not end
+                with self._lock:
+                    for counted, number in counts.items():
+                        self._counts[counted] = self._counts.get(counted, 0) + number
+                if isinstance(error, Unavailable):
+                    log.info("server_errors.not_written", errors=sum(counts.values()))
+                elif _throttle.due("failed"):
                     log.exception("server_errors.failed", errors=sum(counts.values()))
-                self._put_back(counts)
-
-    def _put_back(self, counts: Mapping[tuple[str, int], int]) -> None:
-        with self._lock:
-            for counted, number in counts.items():
-                self._counts[counted] = self._counts.get(counted, 0) + number
 
     def _add(self, counts: dict[tuple[str, int], int]) -> None:
         self._generation.read(

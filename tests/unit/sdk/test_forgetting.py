@@ -69,16 +69,23 @@ def test_a_file_stays_as_long_as_another_ref_of_its_voice_names_it(tmp_path: Pat
     assert left(tmp_path) == [NEW_FILE]
 
 
+def forget_while_locked(cache: ArtifactCache, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget a voice while another process holds the lock. The file of an earlier version, which no ref
+    names, is left.
+    """
+    monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
+    add(cache)
+    lose_refs(directory)
+    add(cache, file=NEW_FILE)
+    with DiskCache(directory, 10**6)._lock():
+        cache.forget_speaker("s", "alice")
+    assert left(directory) == [FILES["alice"]]
+
+
 def test_earlier_versions_go_when_the_lock_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another process may make room at that moment, or be stopped."""
-    monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
     cache = ArtifactCache(directory=tmp_path)
-    add(cache)
-    lose_refs(tmp_path)
-    add(cache, file=NEW_FILE)
-    with DiskCache(tmp_path, 10**6)._lock():
-        cache.forget_speaker("s", "alice")
-    assert left(tmp_path) == [FILES["alice"]]
+    forget_while_locked(cache, tmp_path, monkeypatch)
     add(cache, "bob")
     assert left(tmp_path) == [FILES["bob"]]
 
@@ -88,14 +95,8 @@ def test_earlier_versions_go_although_the_process_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ):
     """No ref names them any more, so only a look at all files finds them."""
-    monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
     cache, another = (ArtifactCache(directory=tmp_path) for _ in range(2))
-    add(cache)
-    lose_refs(tmp_path)
-    add(cache, file=NEW_FILE)
-    with DiskCache(tmp_path, 10**6)._lock():
-        cache.forget_speaker("s", "alice")
-    assert left(tmp_path) == [FILES["alice"]]
+    forget_while_locked(cache, tmp_path, monkeypatch)
     if then == "opened":
         ArtifactCache(directory=tmp_path)
     else:
