@@ -13,90 +13,47 @@ client.
 TYPE_CHECKING = False  # not from `typing`: Ctrl-C prints a traceback until the command line is loaded
 if TYPE_CHECKING:
     __version__: str
-    from speaker_registry.artifact import Artifact, Manifest
-    from speaker_registry.async_client import AsyncRegistryClient
-    from speaker_registry.cache import ArtifactCache, CacheStats
-    from speaker_registry.calls import Alias, Registration
-    from speaker_registry.client import RegistryClient
-    from speaker_registry.errors import (
-        ArtifactFailed,
-        ArtifactNotReady,
-        Conflict,
-        DigestMismatch,
-        InvalidApiKey,
-        InvalidRequest,
-        NotFound,
-        PermissionDenied,
-        PicturesFailed,
-        SpeakerRegistryError,
-        Unavailable,
-    )
-    from speaker_registry.fetching import Clip, ClipPicture, File
-    from speaker_registry.reference_audio import ReferenceAudio
-    from speaker_registry.schemas import (
-        ApiKey,
-        ArtifactDescriptor,
-        ArtifactStatus,
-        Campaign,
-        Job,
-        JobSummary,
-        NewApiKey,
-        Profile,
-        ProfileChange,
-        Quota,
-        Rate,
-        ResolvedArtifact,
-        Usage,
-        Voice,
-        VoiceAlias,
-        VoiceChange,
-        VoiceVersion,
-    )
-    from speaker_registry.waiting import Readiness
-
-__all__ = [
-    "Alias",
-    "ApiKey",
-    "Artifact",
-    "ArtifactCache",
-    "ArtifactDescriptor",
-    "ArtifactFailed",
-    "ArtifactNotReady",
-    "ArtifactStatus",
-    "AsyncRegistryClient",
-    "CacheStats",
-    "Campaign",
-    "Clip",
-    "ClipPicture",
-    "Conflict",
-    "DigestMismatch",
-    "File",
-    "InvalidApiKey",
-    "InvalidRequest",
-    "Job",
-    "JobSummary",
-    "Manifest",
-    "NewApiKey",
-    "NotFound",
-    "PermissionDenied",
-    "PicturesFailed",
-    "Profile",
-    "ProfileChange",
-    "Quota",
-    "Rate",
-    "Readiness",
-    "ReferenceAudio",
-    "Registration",
-    "RegistryClient",
-    "ResolvedArtifact",
-    "SpeakerRegistryError",
-    "Unavailable",
-    "Usage",
-    "Voice",
-    "VoiceAlias",
-    "VoiceChange",
-    "VoiceVersion",
-]
+    from speaker_registry.artifact import Artifact as Artifact
+    from speaker_registry.artifact import Manifest as Manifest
+    from speaker_registry.async_client import AsyncRegistryClient as AsyncRegistryClient
+    from speaker_registry.cache import ArtifactCache as ArtifactCache
+    from speaker_registry.cache import CacheStats as CacheStats
+    from speaker_registry.calls import Alias as Alias
+    from speaker_registry.calls import Registration as Registration
+    from speaker_registry.client import RegistryClient as RegistryClient
+    from speaker_registry.errors import ArtifactFailed as ArtifactFailed
+    from speaker_registry.errors import ArtifactNotReady as ArtifactNotReady
+    from speaker_registry.errors import Conflict as Conflict
+    from speaker_registry.errors import DigestMismatch as DigestMismatch
+    from speaker_registry.errors import InvalidApiKey as InvalidApiKey
+    from speaker_registry.errors import InvalidRequest as InvalidRequest
+    from speaker_registry.errors import NotFound as NotFound
+    from speaker_registry.errors import PermissionDenied as PermissionDenied
+    from speaker_registry.errors import PicturesFailed as PicturesFailed
+    from speaker_registry.errors import SpeakerRegistryError as SpeakerRegistryError
+    from speaker_registry.errors import Unavailable as Unavailable
+    from speaker_registry.fetching import Clip as Clip
+    from speaker_registry.fetching import ClipPicture as ClipPicture
+    from speaker_registry.fetching import File as File
+    from speaker_registry.reference_audio import ReferenceAudio as ReferenceAudio
+    from speaker_registry.schemas import ApiKey as ApiKey
+    from speaker_registry.schemas import ArtifactDescriptor as ArtifactDescriptor
+    from speaker_registry.schemas import ArtifactStatus as ArtifactStatus
+    from speaker_registry.schemas import Campaign as Campaign
+    from speaker_registry.schemas import Job as Job
+    from speaker_registry.schemas import JobSummary as JobSummary
+    from speaker_registry.schemas import NewApiKey as NewApiKey
+    from speaker_registry.schemas import Profile as Profile
+    from speaker_registry.schemas import ProfileChange as ProfileChange
+    from speaker_registry.schemas import Quota as Quota
+    from speaker_registry.schemas import Rate as Rate
+    from speaker_registry.schemas import ResolvedArtifact as ResolvedArtifact
+    from speaker_registry.schemas import Usage as Usage
+    from speaker_registry.schemas import Voice as Voice
+    from speaker_registry.schemas import VoiceAlias as VoiceAlias
+    from speaker_registry.schemas import VoiceChange as VoiceChange
+    from speaker_registry.schemas import VoiceVersion as VoiceVersion
+    from speaker_registry.waiting import Readiness as Readiness
 
 _HOMES = {
     "artifact": ("Artifact", "Manifest"),
@@ -141,6 +98,7 @@ _HOMES = {
     "waiting": ("Readiness",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = list(_HOME_OF)
 
 
 def __getattr__(name: str) -> object:

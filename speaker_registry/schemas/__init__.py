@@ -2,148 +2,71 @@
 *voice* here is a *speaker* in all other code.
 """
 
-from speaker_registry.schemas.artifacts import (
-    MAX_PROFILES,
-    MAX_REFERENCE_LENGTH,
-    MAX_RESOLVED,
-    ArtifactDescriptor,
-    ExtractionRequest,
-    Mode,
-    Resolution,
-    ResolvedArtifact,
-    ResolveRequest,
-)
-from speaker_registry.schemas.common import ErrorBody, ErrorEnvelope, Fault, Item, Page, Schema, Untrained
-from speaker_registry.schemas.compatible import (
-    CacheStatus,
-    Deleted,
-    NewVoice,
-    OpenAIVoice,
-    Uploaded,
-    UploadedVoice,
-    VoiceList,
-)
-from speaker_registry.schemas.encoders import (
-    DEFAULT_SAMPLE,
-    Campaign,
-    CampaignFailure,
-    CampaignProgress,
-    CampaignRequest,
-    CampaignSample,
-    CampaignState,
-    CandidateEncoder,
-    EncoderPromotion,
-    FailedProof,
-    LiveWorker,
-    Profile,
-    ProfileChange,
-    TensorDistance,
-)
-from speaker_registry.schemas.jobs import (
-    FINISHED_STATES,
-    Job,
-    JobCounts,
-    JobError,
-    JobProgress,
-    JobRate,
-    JobState,
-    JobSummary,
-    ProfileJobs,
-)
-from speaker_registry.schemas.registry import (
-    ApiKey,
-    ApiKeyRequest,
-    Health,
-    NewApiKey,
-    Quota,
-    Rate,
-    RegistryEvent,
-    Usage,
-)
-from speaker_registry.schemas.voices import (
-    AliasMove,
-    ArtifactState,
-    ArtifactStatus,
-    AudioProperties,
-    MovedAlias,
-    PendingPicture,
-    PromotionPolicy,
-    RegisteredVersion,
-    Source,
-    Voice,
-    VoiceAlias,
-    VoiceChange,
-    VoiceEdit,
-    VoiceVersion,
-)
-
-__all__ = [
-    "DEFAULT_SAMPLE",
-    "FINISHED_STATES",
-    "MAX_PROFILES",
-    "MAX_REFERENCE_LENGTH",
-    "MAX_RESOLVED",
-    "AliasMove",
-    "ApiKey",
-    "ApiKeyRequest",
-    "ArtifactDescriptor",
-    "ArtifactState",
-    "ArtifactStatus",
-    "AudioProperties",
-    "CacheStatus",
-    "Campaign",
-    "CampaignFailure",
-    "CampaignProgress",
-    "CampaignRequest",
-    "CampaignSample",
-    "CampaignState",
-    "CandidateEncoder",
-    "Deleted",
-    "EncoderPromotion",
-    "ErrorBody",
-    "ErrorEnvelope",
-    "ExtractionRequest",
-    "FailedProof",
-    "Fault",
-    "Health",
-    "Item",
-    "Job",
-    "JobCounts",
-    "JobError",
-    "JobProgress",
-    "JobRate",
-    "JobState",
-    "JobSummary",
-    "LiveWorker",
-    "Mode",
-    "MovedAlias",
-    "NewApiKey",
-    "NewVoice",
-    "OpenAIVoice",
-    "Page",
-    "PendingPicture",
-    "Profile",
-    "ProfileChange",
-    "ProfileJobs",
-    "PromotionPolicy",
-    "Quota",
-    "Rate",
-    "RegisteredVersion",
-    "RegistryEvent",
-    "Resolution",
-    "ResolveRequest",
-    "ResolvedArtifact",
-    "Schema",
-    "Source",
-    "TensorDistance",
-    "Untrained",
-    "Uploaded",
-    "UploadedVoice",
-    "Usage",
-    "Voice",
-    "VoiceAlias",
-    "VoiceChange",
-    "VoiceEdit",
-    "VoiceList",
-    "VoiceVersion",
-]
+from speaker_registry.schemas.artifacts import MAX_PROFILES as MAX_PROFILES
+from speaker_registry.schemas.artifacts import MAX_REFERENCE_LENGTH as MAX_REFERENCE_LENGTH
+from speaker_registry.schemas.artifacts import MAX_RESOLVED as MAX_RESOLVED
+from speaker_registry.schemas.artifacts import ArtifactDescriptor as ArtifactDescriptor
+from speaker_registry.schemas.artifacts import ExtractionRequest as ExtractionRequest
+from speaker_registry.schemas.artifacts import Mode as Mode
+from speaker_registry.schemas.artifacts import Resolution as Resolution
+from speaker_registry.schemas.artifacts import ResolvedArtifact as ResolvedArtifact
+from speaker_registry.schemas.artifacts import ResolveRequest as ResolveRequest
+from speaker_registry.schemas.common import ErrorBody as ErrorBody
+from speaker_registry.schemas.common import ErrorEnvelope as ErrorEnvelope
+from speaker_registry.schemas.common import Fault as Fault
+from speaker_registry.schemas.common import Item as Item
+from speaker_registry.schemas.common import Page as Page
+from speaker_registry.schemas.common import Schema as Schema
+from speaker_registry.schemas.common import Untrained as Untrained
+from speaker_registry.schemas.compatible import CacheStatus as CacheStatus
+from speaker_registry.schemas.compatible import Deleted as Deleted
+from speaker_registry.schemas.compatible import NewVoice as NewVoice
+from speaker_registry.schemas.compatible import OpenAIVoice as OpenAIVoice
+from speaker_registry.schemas.compatible import Uploaded as Uploaded
+from speaker_registry.schemas.compatible import UploadedVoice as UploadedVoice
+from speaker_registry.schemas.compatible import VoiceList as VoiceList
+from speaker_registry.schemas.encoders import DEFAULT_SAMPLE as DEFAULT_SAMPLE
+from speaker_registry.schemas.encoders import Campaign as Campaign
+from speaker_registry.schemas.encoders import CampaignFailure as CampaignFailure
+from speaker_registry.schemas.encoders import CampaignProgress as CampaignProgress
+from speaker_registry.schemas.encoders import CampaignRequest as CampaignRequest
+from speaker_registry.schemas.encoders import CampaignSample as CampaignSample
+from speaker_registry.schemas.encoders import CampaignState as CampaignState
+from speaker_registry.schemas.encoders import CandidateEncoder as CandidateEncoder
+from speaker_registry.schemas.encoders import EncoderPromotion as EncoderPromotion
+from speaker_registry.schemas.encoders import FailedProof as FailedProof
+from speaker_registry.schemas.encoders import LiveWorker as LiveWorker
+from speaker_registry.schemas.encoders import Profile as Profile
+from speaker_registry.schemas.encoders import ProfileChange as ProfileChange
+from speaker_registry.schemas.encoders import TensorDistance as TensorDistance
+from speaker_registry.schemas.jobs import FINISHED_STATES as FINISHED_STATES
+from speaker_registry.schemas.jobs import Job as Job
+from speaker_registry.schemas.jobs import JobCounts as JobCounts
+from speaker_registry.schemas.jobs import JobError as JobError
+from speaker_registry.schemas.jobs import JobProgress as JobProgress
+from speaker_registry.schemas.jobs import JobRate as JobRate
+from speaker_registry.schemas.jobs import JobState as JobState
+from speaker_registry.schemas.jobs import JobSummary as JobSummary
+from speaker_registry.schemas.jobs import ProfileJobs as ProfileJobs
+from speaker_registry.schemas.registry import ApiKey as ApiKey
+from speaker_registry.schemas.registry import ApiKeyRequest as ApiKeyRequest
+from speaker_registry.schemas.registry import Health as Health
+from speaker_registry.schemas.registry import NewApiKey as NewApiKey
+from speaker_registry.schemas.registry import Quota as Quota
+from speaker_registry.schemas.registry import Rate as Rate
+from speaker_registry.schemas.registry import RegistryEvent as RegistryEvent
+from speaker_registry.schemas.registry import Usage as Usage
+from speaker_registry.schemas.voices import AliasMove as AliasMove
+from speaker_registry.schemas.voices import ArtifactState as ArtifactState
+from speaker_registry.schemas.voices import ArtifactStatus as ArtifactStatus
+from speaker_registry.schemas.voices import AudioProperties as AudioProperties
+from speaker_registry.schemas.voices import MovedAlias as MovedAlias
+from speaker_registry.schemas.voices import PendingPicture as PendingPicture
+from speaker_registry.schemas.voices import PromotionPolicy as PromotionPolicy
+from speaker_registry.schemas.voices import RegisteredVersion as RegisteredVersion
+from speaker_registry.schemas.voices import Source as Source
+from speaker_registry.schemas.voices import Voice as Voice
+from speaker_registry.schemas.voices import VoiceAlias as VoiceAlias
+from speaker_registry.schemas.voices import VoiceChange as VoiceChange
+from speaker_registry.schemas.voices import VoiceEdit as VoiceEdit
+from speaker_registry.schemas.voices import VoiceVersion as VoiceVersion
