@@ -1,11 +1,11 @@
-"""Tests of following a registry: what is told as added, changed and removed."""
+"""Tests of following a registry: which voices it has now, and what is sent to find that out."""
 
 import httpx
 import pytest
 
 from speaker_registry import RegistryClient
 from speaker_registry.errors import Unavailable
-from speaker_registry.following import Changes, Following, is_deleted
+from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime, error_answer
 
@@ -66,19 +66,32 @@ def client(pages: Pages, time: FakeTime) -> RegistryClient:
     return RegistryClient(URL, transport=transport, clock=time, sleep=time.sleep, retries=0)
 
 
-def told(changes: Changes) -> tuple[list[str], list[str], list[str]]:
-    return tuple([one.voice for one in part] for part in (changes.added, changes.changed, changes.removed))  # type: ignore[return-value]
+def look(following: Following) -> list[tuple[str, int]]:
+    """Look at the registry, and return the names and versions of the voices."""
+    following.look()
+    return [(one.voice, one.version) for one in following.voices.values()]
 
 
-def test_what_was_added_changed_and_removed_is_told_once(pages: Pages, client: RegistryClient):
+def test_each_look_finds_the_voices_as_they_are_then(pages: Pages, client: RegistryClient):
     following = Following(client, QWEN)
     pages.voices = [entry("a"), entry("b"), entry("c")]
-    assert told(following.look()) == (["a", "b", "c"], [], [])
+    assert look(following) == [("a", 1), ("b", 1), ("c", 1)]
     pages.voices = [entry("a", digest=DIGEST), entry("c", 2), entry("d")]
-    assert told(following.look()) == (["d"], ["a", "c"], ["b"])
-    assert not following.look()
-    assert {one.voice: one.version for one in following.voices.values()} == {"a": 1, "c": 2, "d": 1}
+    assert look(following) == [("a", 1), ("c", 2), ("d", 1)]
+    assert following.voices["voice_a"].digest == DIGEST
     assert following.manifest.model_type == "qwen3_tts"
+
+
+def test_after_a_look_at_an_unchanged_registry_the_voices_are_the_same_objects(
+    pages: Pages, client: RegistryClient
+):
+    """Fifty engines look every few seconds, and most looks find nothing new."""
+    following = Following(client, QWEN)
+    pages.voices = [entry("a"), entry("b")]
+    following.look()
+    voices = following.voices
+    following.look()
+    assert following.voices is voices
 
 
 def test_an_unchanged_page_is_not_sent_again(pages: Pages, client: RegistryClient):
@@ -91,7 +104,7 @@ def test_an_unchanged_page_is_not_sent_again(pages: Pages, client: RegistryClien
     assert pages.sent == [304, 304, 304]
     pages.voices[4] = entry("e", 2)
     pages.sent.clear()
-    assert told(following.look()) == ([], ["e"], [])
+    assert look(following)[4] == ("e", 2)
     assert pages.sent == [304, 304, 200]
 
 
@@ -102,7 +115,7 @@ def test_pinned_voices_come_first(pages: Pages, client: RegistryClient):
     following.look()
     assert [one.voice for one in following.voices.values()] == ["carol", "dave", "alice", "bob"]
     pages.voices[3] = entry("dave")
-    assert [one.voice for one in following.look().changed] == ["dave"]
+    following.look()
     assert [one.voice for one in following.voices.values()] == ["carol", "alice", "bob", "dave"]
 
 
@@ -112,7 +125,8 @@ def test_a_name_that_is_registered_again_is_another_voice(pages: Pages, client: 
     pages.voices = [entry("a")]
     following.look()
     pages.voices = [entry("a", 2, voice_id="voice_other")]
-    assert told(following.look()) == (["a"], [], ["a"])
+    following.look()
+    assert [*following.voices] == ["voice_other"]
 
 
 def test_while_the_registry_is_away_the_voices_stay(pages: Pages, client: RegistryClient):
@@ -125,7 +139,7 @@ def test_while_the_registry_is_away_the_voices_stay(pages: Pages, client: Regist
         following.look()
     assert len(following.voices) == 2
     pages.away, pages.voices = False, [entry("b")]
-    assert told(following.look()) == ([], [], ["a"])
+    assert look(following) == [("b", 1)]
 
 
 def test_the_manifest_of_another_profile_is_refused(pages: Pages, client: RegistryClient):
@@ -149,9 +163,9 @@ def test_another_registry_is_refused_and_takes_nothing_away(pages: Pages, client
         with pytest.raises(Unavailable, match=f"answered, '{OTHER}' instead of '{REGISTRY}'"):
             following.look()
         assert [one.voice for one in following.voices.values()] == ["a", "b", "c"]
-    assert told(Following(client, QWEN).look()) == (["x"], [], [])
+    assert look(Following(client, QWEN)) == [("x", 1)]
     pages.voices, pages.registry = theirs[1:], REGISTRY
-    assert told(following.look()) == ([], [], ["a"])
+    assert look(following) == [("b", 1), ("c", 1)]
 
 
 def test_a_voice_on_two_pages_is_as_the_later_one_says():
