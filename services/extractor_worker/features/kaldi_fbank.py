@@ -1,7 +1,6 @@
 """Filterbank features as Kaldi defines them and torchaudio computes them. This module knows samples and
 bands, no model.
 
-torchaudio computes the features itself where it imports, and the code in this module computes them elsewhere.
 Every step is computed in float32 and in the order of `torchaudio.compliance.kaldi.fbank`, so that both
 results are equal to the last bit. Kaldi's own arithmetic differs by 3e-4 in quiet bands, which moves a CAM++
 embedding by 1e-5.
@@ -14,10 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from services.extractor_worker.features import real_torchaudio
-
-_kaldi = real_torchaudio.imported("torchaudio.compliance.kaldi")
 
 _FLOOR = torch.finfo(torch.float32).eps
 """Smaller band powers are raised to this before the logarithm."""
@@ -58,29 +53,6 @@ def fbank(samples: Tensor, settings: FbankSettings) -> Tensor:
     Returns:
         float32 [T, bands], T = number of whole windows.
     """
-    return _fbank_of_torchaudio(samples, settings) if _kaldi else own_fbank(samples, settings)
-
-
-def _fbank_of_torchaudio(samples: Tensor, settings: FbankSettings) -> Tensor:
-    assert _kaldi
-    milliseconds = 1000 / settings.sample_rate
-    bands: Tensor = _kaldi.fbank(
-        samples[None],
-        dither=0.0,
-        sample_frequency=settings.sample_rate,
-        num_mel_bins=settings.bands,
-        frame_length=settings.window * milliseconds,
-        frame_shift=settings.hop * milliseconds,
-        preemphasis_coefficient=settings.preemphasis,
-        low_freq=settings.lowest_hertz,
-        high_freq=settings.highest_hertz,
-        subtract_mean=settings.mean_subtracted,
-    )
-    return bands
-
-
-def own_fbank(samples: Tensor, settings: FbankSettings) -> Tensor:
-    """Compute what `fbank` computes, without torchaudio."""
     frames = samples.unfold(0, settings.window, settings.hop)  # [T, window]
     frames = frames - frames.mean(dim=1, keepdim=True)
     before = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)  # [T, window]
