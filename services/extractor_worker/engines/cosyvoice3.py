@@ -81,10 +81,6 @@ class CosyVoice3Extractor(TorchExtractor[PreparedClip, EncodedClip]):
 
     Args:
         tokenizer: the tokenizer's architecture, which the published file lacks. Only tests pass another one.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

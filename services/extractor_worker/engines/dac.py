@@ -68,10 +68,6 @@ class DacExtractor(TorchExtractor[Tensor, Tensor]):
 
     A prepared clip is float32 [1, 1, N], where N is a multiple of a frame. An encoded clip is
     int64 [1, K, T], on the device.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

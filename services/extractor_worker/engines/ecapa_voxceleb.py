@@ -38,10 +38,6 @@ class EcapaVoxCelebExtractor(TorchExtractor[Tensor, Tensor]):
     Args:
         loading: the profile, the source of the weights, and the device.
         architecture: the architecture of the weights, which their file does not contain.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -47,10 +47,6 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
     A clip that is encoded alone gets the engine's codes. In a batch, on a GPU, sums are made in another
     order, and the latents that the codes are computed from differ by 4e-6. Codes are equal in tests, but
     where two codebook entries are almost equally near, the batch could choose the other one.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -86,10 +86,6 @@ class HiggsAudioExtractor(TorchExtractor[PreparedClip, EncodedClip]):
 
     Clips are encoded one at a time: padding changes the output of both encoders, and even clips of equal
     length are rounded differently in a batch.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -23,10 +23,6 @@ class MingTTSExtractor(TorchExtractor[Embedding, Embedding]):
     """The speaker encoder CAM++, in float32, as in the engine.
 
     Clips are encoded one at a time: padding would change the context that CAM++ computes.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -76,12 +76,7 @@ class _Weights:
 
 
 class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
-    """The two encoders of one Qwen3-TTS 12Hz Base model, on their device.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
-    """
+    """The two encoders of one Qwen3-TTS 12Hz Base model, on their device."""
 
     code_version = 1
     gpu_batch_seconds = 120.0

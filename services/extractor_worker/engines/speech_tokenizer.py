@@ -79,10 +79,6 @@ class SpeechTokenizerExtractor(TorchExtractor[Tensor, Tensor]):
     """SpeechTokenizer's encoder and codebooks, on their device.
 
     Clips are encoded one at a time: the LSTM runs in both directions, so padding changes every frame.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -43,10 +43,6 @@ class VoxCPM2Extractor(TorchExtractor[Tensor, Tensor]):
 
     A prepared clip is float32 [2, 1, N]: the clip with zeros after it, and with zeros before it. N is a
     multiple of a patch. An encoded clip is float32 [2, 64, 4 * P], on the device.
-
-    Raises:
-        WeightsMissing: a file is missing. The message names it and says how to get it.
-        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version = 1

@@ -102,6 +102,10 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         inputs: the fingerprint inputs besides profile, code version, dtype and resampler: `weights`
             (`Checkpoint.fingerprint_inputs`, or `untrained_inputs`), the configuration, and every number of
             the preprocessing.
+
+    Raises:
+        WeightsMissing: a file is missing. The message names it and says how to get it.
+        WeightsInvalid: a file is not the expected one. The message names the file and what is wrong.
     """
 
     code_version: ClassVar[int]
