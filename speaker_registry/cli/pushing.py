@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import Command, CommandError, Output, count
 from speaker_registry.cli.syncing import add_watch, carry_out, document_of, interval_of, not_there
-from speaker_registry.pushing import SERVERS
+from speaker_registry.pushing import DEFAULT_SLOTS, SERVERS
 from speaker_registry.terminal import printable
 
 if TYPE_CHECKING:
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from speaker_registry.syncing.synchronization import Report
 
 _KEY = "SPEAKER_PUSH_API_KEY"
-_SLOTS, _MAX_SLOTS = 1000, 100_000
-"""The default and the largest number of voices to push. Servers accept 1000 unless they are configured
-otherwise.
-"""
+_MAX_SLOTS = 100_000
+"""The largest number of voices to push."""
 
 
 def push(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -71,8 +69,8 @@ def _add_push(command: argparse.ArgumentParser) -> None:
         "--slots",
         metavar="N",
         type=partial(count, most=_MAX_SLOTS),
-        default=_SLOTS,
-        help=f"how many voices the server is given at most (default: {_SLOTS})",
+        default=DEFAULT_SLOTS,
+        help=f"how many voices the server is given at most (default: {DEFAULT_SLOTS})",
     )
     add_watch(command, "keep the server current until the process is ended")
 

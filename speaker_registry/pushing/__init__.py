@@ -7,3 +7,5 @@ uploaded and deleted.
 
 SERVERS = ("vllm-omni", "sglang-omni")
 """The kinds of servers that voices can be pushed to."""
+DEFAULT_SLOTS = 1000
+"""The number of uploads that these servers accept unless they are configured otherwise."""

@@ -19,6 +19,7 @@ from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, Unavai
 from speaker_registry.exchange import OnPause
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.pushing import DEFAULT_SLOTS
 from speaker_registry.pushing.asked_registry import AskedRegistry
 from speaker_registry.pushing.names import fault_of, pushed_name
 from speaker_registry.pushing.speech_server import ServerVoices, SpeechServer, UploadRefused
@@ -28,8 +29,6 @@ GRACE_SECONDS = 600.0
 """A replaced version stays in the server for this long, for requests and clients that still name it."""
 REFUSED_SECONDS = 600.0
 """A voice that the server has refused is not sent again for this long."""
-DEFAULT_SLOTS = 1000
-"""The number of uploads that vLLM-Omni and SGLang-Omni accept unless they are configured otherwise."""
 MAX_FAULTS = 10
 """A run ends after this many uploads and deletions without an answer. Each may take some minutes, and no
 deleted voice leaves the server meanwhile.

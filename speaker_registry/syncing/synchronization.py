@@ -80,7 +80,6 @@ class Synchronization:
 
     Args:
         form: One of `syncing.FORMATS`.
-        on_voice: Called with each outcome.
         on_pause: Called before each pause that the registry asks for.
     """
 
@@ -91,11 +90,10 @@ class Synchronization:
         *,
         profile: str,
         form: str,
-        on_voice: Callable[[Outcome], object] = lambda _: None,
         on_pause: OnPause = lambda *_: None,
     ) -> None:
         self._client, self._path, self._profile, self._form = client, path, profile, form
-        self._on_voice, self._pauses = on_voice, Pauses(on_pause=on_pause)
+        self._pauses = Pauses(on_pause=on_pause)
         self._opened: tuple[SyncedFolder, Format] | None = None
         self._fault: SpeakerRegistryError | None = None
         """The `fault` of the report on this run."""
@@ -178,7 +176,7 @@ class Synchronization:
         voice = hash_of(wanted.voice.id)
         name = None if wanted.missing else folder.intact(voice, wanted.created_at, wanted.sha256)
         if name is not None:
-            return name, self._outcome(wanted, "unchanged")
+            return name, _outcome(wanted, "unchanged")
         try:
             data = self._fetch(form, wanted)
         except SpeakerRegistryError as error:
@@ -188,8 +186,8 @@ class Synchronization:
                 return None, None
             self._fault = as_unavailable(error) or self._fault
             name = self._kept(folder, wanted)
-            return name, self._outcome(wanted, "kept" if name else "missing", error.message)
-        return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")
+            return name, _outcome(wanted, "kept" if name else "missing", error.message)
+        return folder.add(voice, wanted.created_at, data), _outcome(wanted, "written")
 
     def _kept(self, folder: SyncedFolder, wanted: Wanted) -> FileName | None:
         """Return the file to keep of a voice that cannot be fetched: that of its version, or else of another
@@ -219,13 +217,12 @@ class Synchronization:
         check_creation_time(wanted.created_at)
         return self._pauses.retry(partial(form.fetch, wanted))
 
-    def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
-        outcome = Outcome(
-            name=wanted.voice.name,
-            version=wanted.version,
-            state=state,
-            reason=reason,
-            untrained=wanted.untrained,
-        )
-        self._on_voice(outcome)
-        return outcome
+
+def _outcome(wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
+    return Outcome(
+        name=wanted.voice.name,
+        version=wanted.version,
+        state=state,
+        reason=reason,
+        untrained=wanted.untrained,
+    )

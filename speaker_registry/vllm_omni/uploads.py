@@ -75,10 +75,9 @@ class UploadedVoices:
         sample: Callable[[str, Mapping[str, str]], bytes],
         find_version: FindVersion,
         in_loop: Callable[[Callable[[], None]], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._sample, self._find_version = server, sample, find_version
-        self._in_loop, self._clock = in_loop, clock
+        self._in_loop = in_loop
         self._current: dict[str, str] = {}
         """Maps the bare name of each voice to the versioned name of its default version."""
         self._leaving: dict[str, float] = {}
@@ -136,7 +135,7 @@ class UploadedVoices:
         """Withdraw removed voices at once, even if another voice has the name now, and replaced versions when
         their grace period is over.
         """
-        now = self._clock()
+        now = time.monotonic()
         versions = {versioned_name(one) for one in voices.values()} | set(self._current.values())
         for name, info in list(self._server.uploaded_speakers.items()):
             bare = name.rpartition("@")[0] or name
@@ -236,7 +235,7 @@ class UploadedVoices:
                 log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
             return
         self._reasons.drop(entry.voice_id)
-        self._leaving[self._current.get(bare, versioned)] = self._clock() + GRACE_SECONDS
+        self._leaving[self._current.get(bare, versioned)] = time.monotonic() + GRACE_SECONDS
         self._in_loop(partial(self._offer, bare, versioned, info))
 
     def _withdraw_deleted(self, bare: str) -> None:

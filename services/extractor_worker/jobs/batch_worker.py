@@ -96,7 +96,7 @@ class BatchWorker(BaseWorker):
         connection: Redis,
         settings: WorkerSettings,
         name: str | None = None,
-        on_beat: Callable[[], None] | None = None,
+        on_beat: Callable[[], None] = lambda: None,
         serves: Callable[[str], bool] = lambda _queue: True,
         comes_last: Callable[[str], bool] = lambda _queue: False,
         latest_attempt: LatestAttempt = without_records,

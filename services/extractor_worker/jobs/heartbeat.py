@@ -59,7 +59,8 @@ class Heartbeat:
         lease_seconds: how long a job belongs to the worker after a heartbeat.
         beat_seconds: the time between two heartbeats.
         on_beat: is called after each heartbeat, in its thread.
-        beat_file: the file that is written at each heartbeat, even while Redis does not answer.
+        beat_file: the file that is written at each heartbeat, even while Redis does not answer, if there is
+            one.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Heartbeat:
         *,
         lease_seconds: int,
         beat_seconds: float,
-        on_beat: Callable[[], None] | None = None,
-        beat_file: Path | None = None,
+        on_beat: Callable[[], None],
+        beat_file: Path | None,
     ) -> None:
         self._redis = redis
         self._announce = announce
@@ -143,8 +144,7 @@ class Heartbeat:
                 for job, execution in self._held:
                     execution.heartbeat(job.started_job_registry, self._lease_seconds, pipeline=pipeline)
                 pipeline.execute()
-            if self._on_beat:
-                self._on_beat()
+            self._on_beat()
         except Exception as error:  # noqa: BLE001  without this thread, every lease would run out
             trace = None if isinstance(error, _EXPECTED) else traceback.format_exc()
             log.warning("heartbeat.failed", error=str(error), traceback=trace)
