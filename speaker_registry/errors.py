@@ -1,62 +1,5 @@
 """All errors of the registry, shared by the API and the SDK. The API maps these classes to HTTP status codes,
 and the SDK raises the class that belongs to the `code` of an answer.
-
-SpeakerRegistryError
-├── InvalidRequest                 the request is invalid; the message names the value and what is accepted
-│   ├── InvalidVoiceName
-│   ├── InvalidReference           a malformed `name@ref`, version number or alias
-│   ├── InvalidAudio               the clip cannot serve as reference audio
-│   │   ├── UnsupportedAudio       a container or codec that is not accepted
-│   │   ├── AudioTooShort
-│   │   ├── AudioTooLong
-│   │   └── AudioTruncated
-│   ├── InvalidEmbedding
-│   │   └── EmbeddingWidthMismatch
-│   ├── InvalidArtifact            a safetensors file that does not match its profile
-│   │   └── DigestMismatch
-│   ├── InvalidArchive             not a complete, undamaged export of a registry
-│   ├── PayloadTooLarge
-│   ├── CacheUnsupported           this voice lacks what this profile's artifact needs
-│   └── IdempotencyKeyReused
-├── InvalidApiKey                  no API key was sent, or it is unknown, revoked or expired
-├── PermissionDenied               the API key is valid but lacks a permission
-├── NotFound
-│   ├── VoiceNotFound
-│   ├── VersionNotFound
-│   ├── AliasNotFound
-│   ├── ProfileUnknown
-│   ├── EncoderUnknown             no worker has ever announced this fingerprint
-│   ├── JobNotFound
-│   ├── ArtifactNotFound
-│   ├── AudioNotFound              the version was made from an embedding and has no clip
-│   └── ApiKeyNotFound
-├── Conflict
-│   ├── VoiceExists                only a new name was accepted
-│   ├── VoiceDeleted               the voice was deleted while the request was processed
-│   ├── ArtifactFailed
-│   ├── ArtifactNotReady
-│   ├── ArtifactStale
-│   ├── PicturesFailed             a worker could not draw the pictures of the clip
-│   ├── FingerprintMismatch        an uploaded artifact has another fingerprint than the current one
-│   ├── EncoderCurrent             the encoder to be promoted is the current one already
-│   ├── EncoderUnserved            no live worker has the encoder to be promoted
-│   ├── JobFinished                the job has finished and cannot be canceled
-│   ├── ApiKeyEnded                the API key is revoked or expired for good
-│   ├── ApiKeysOff                 this registry requires no API keys, so none can be made
-│   └── PreconditionFailed
-├── QuotaExceeded
-├── RateLimited                    temporary: too many requests; try again after `retry_after_seconds`
-├── Unavailable                    temporary: try again after `retry_after_seconds`
-│   ├── VoiceUnreadable            something of the voice cannot be read at the moment; other voices can
-│   └── VoiceDamaged               permanent: an operator must restore a record or delete the voice
-└── WorkerError                    raised during an extraction and reported in the job's `error`
-    ├── WeightsMissing
-    ├── WeightsInvalid
-    ├── ClipDamaged                the clip in the bucket is damaged; the message says which part of it
-    ├── EncoderUnproven            the encoder computes wrong results on this device
-    ├── ExtractorFailed
-    ├── ExtractorOutOfMemory
-    └── LeaseExpired
 """
 
 from collections.abc import Iterator
@@ -245,6 +188,8 @@ class ArtifactNotFound(NotFound):
 
 
 class AudioNotFound(NotFound):
+    """The version was made from an embedding and has no clip."""
+
     code = "audio_not_found"
 
 
