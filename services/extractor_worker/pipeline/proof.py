@@ -11,7 +11,6 @@ A proof that failed is never remembered.
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from services.extractor_worker.pipeline.speechlike import speechlike
 from services.extractor_worker.pipeline.torch_extractor import TorchExtractor
 from services.shared.audio import ReferenceAudio
 from speaker_registry.artifact import TensorSpec, canonical_json, sha256_digest
+from speaker_registry.atomic_files import write_atomically
 from speaker_registry.engine import Dtype
 from speaker_registry.errors import EncoderUnproven
 
@@ -255,10 +255,7 @@ class KeptProofs:
         content = {"about": dict(description), "findings": [one.text for one in findings], "at": int(at)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-                part = Path(folder) / "part"
-                part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-                part.replace(self._path(description))
+            write_atomically(self._path(description), json.dumps(content, indent=1, sort_keys=True).encode())
             self._forget_oldest()
         except OSError as error:
             log.warning("proof.not_kept", reason=error.strerror or str(error))
