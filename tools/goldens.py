@@ -6,8 +6,15 @@ the float64 result and the distance of the float32 result from it. Tests allow t
 of that distance (tests/unit/extractors/parity.py).
 """
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -71,6 +78,42 @@ def golden(
 def _shortened(exact: np.ndarray) -> np.ndarray:
     """Keep 36 bits of each mantissa, far more than float32 has. The zeroed bits compress well."""
     return (exact.view(np.int64) + (1 << 15) & -(1 << 16)).view(np.float64)
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], packages: Sequence[str], **facts: Any) -> None:
+    """Write goldens with the versions of the packages that made them, and print how certain they are.
+
+    Args:
+        path: the file, in the folder of the checkpoint.
+        packages: the names of the packages.
+        facts: further entries of `made_with`, for example a seed.
+    """
+    made_with = {package: version(package).split("+")[0] for package in packages} | facts
+    arrays["made_with"] = np.array(json.dumps(made_with, sort_keys=True))
+    np.savez_compressed(path, **arrays)
+    print(arrays["made_with"])
+    for kind in ("_certain", "_deviation"):
+        print({name: float(array.mean()) for name, array in arrays.items() if name.endswith(kind)})
+    files = [file for file in path.parent.rglob("*") if file.is_file()]
+    for file in files:
+        if file.suffix == ".safetensors":
+            file.chmod(0o644)  # safetensors writes 0600
+    print(sum(file.stat().st_size for file in files), "bytes")
+
+
+def resampled(clip: Tensor, source: int, target: int) -> tuple[Tensor, Tensor]:
+    """Return a clip that torchaudio has resampled, in float32 and in float64."""
+    kernel = import_module("torchaudio.transforms").Resample
+    return kernel(source, target)(clip), kernel(source, target, dtype=torch.float64)(clip.double())
+
+
+def package(name: str) -> ModuleType:
+    """Make sub-modules importable without running the package's `__init__`, which would import everything."""
+    spec = find_spec(name)
+    assert spec is not None
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__path__ = list(spec.submodule_search_locations or [])
+    return sys.modules[name]
 
 
 def some_frames(tensor: np.ndarray) -> np.ndarray:

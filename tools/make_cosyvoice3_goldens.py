@@ -16,9 +16,8 @@ The versions it ran with are recorded in goldens.npz under `made_with`.
 """
 
 import importlib.util
-import json
 import sys
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 from services.extractor_worker.models.campplus_untrained import CamPlusPlusConfig, untrained_campplus  # noqa: E402
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.campplus_oracle import Oracle  # noqa: E402
-from tools.goldens import float64, golden, recorded, replaced, some_frames  # noqa: E402
+from tools.goldens import float64, golden, recorded, replaced, save, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/cosyvoice3_tiny"
 TOKENIZER, CAMPPLUS = OUT / "speech_tokenizer_v3.onnx", OUT / "campplus.onnx"
@@ -69,19 +68,9 @@ def main() -> None:
     write_tokenizer()
     CAMPPLUS.write_bytes(untrained_campplus(SEED, CAMPPLUS_CONFIG))
     arrays = goldens()
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "goldens.npz", **arrays)
-    print(arrays["made_with"])
     print({name: len(np.unique(codes)) for name, codes in arrays.items() if name.startswith("tokens")})
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
-    print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
-    print(sum(path.stat().st_size for path in OUT.iterdir()), "bytes")
-
-
-def made_with() -> dict[str, Any]:
     packages = ("s3tokenizer", "vllm-omni", "torch", "torchaudio", "scipy", "numpy", "onnx", "onnxruntime")
-    versions = {package: version(package).split("+")[0] for package in packages}
-    return {**versions, "seed": SEED}
+    save(OUT / "goldens.npz", arrays, packages, seed=SEED)
 
 
 # --- the tokenizer's checkpoint

@@ -14,25 +14,21 @@ resampler, whose compiled parts need CUDA (the rest is plain Python):
 The versions it ran with are recorded in goldens.npz under `made_with`.
 """
 
-import json
 import re
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-import torchaudio
 from torch.nn import functional
 from transformers import DacConfig, DacModel, logging
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.goldens import float64, recorded  # noqa: E402
+from tools.goldens import float64, package, recorded, resampled, save  # noqa: E402
 
 OUT = ROOT / "tests/data/dac_tiny"
 SEED = 7
@@ -61,33 +57,20 @@ def main() -> None:
         published = publish(model, OUT / profile)
         for name, (clip, exact_clip) in clips_at(rate).items():
             arrays |= golden(model, published, f"{profile}_{name}", clip, exact_clip)
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "goldens.npz", **arrays)
-    for path in OUT.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600
-    print(arrays["made_with"])
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
     different = {
         name: [len(np.unique(book)) for book in codes] for name, codes in arrays.items() if codes.ndim == 2
     }
     print({name: (min(counts), max(counts)) for name, counts in different.items()})
-    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
-
-
-def made_with() -> dict[str, Any]:
     packages = ("descript-audio-codec", "transformers", "torch", "torchaudio", "numpy")
-    versions = {package: version(package).split("+")[0] for package in packages}
-    return {**versions, "seed": SEED}
+    save(OUT / "goldens.npz", arrays, packages, seed=SEED)
 
 
 def clips_at(rate: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return each clip in float32 and in float64."""
     clips = {name: torch.from_numpy(signals.speechlike(seconds, rate)) for name, seconds in CLIPS.items()}
     found = {name: (clip, clip.double()) for name, clip in clips.items()}
-    kernel = torchaudio.transforms.Resample
     for name, source in RESAMPLED.items():
-        clip = torch.from_numpy(signals.speechlike(0.51, source))
-        found[name] = kernel(source, rate)(clip), kernel(source, rate, dtype=torch.float64)(clip.double())
+        found[name] = resampled(torch.from_numpy(signals.speechlike(0.51, source)), source, rate)
     return found
 
 
@@ -97,10 +80,8 @@ def codec_class() -> Any:
     tools.AudioSignal = tools.STFTParams = object
     tools.ml, ml.BaseModel = ml, torch.nn.Module
     sys.modules |= {"audiotools": tools, "audiotools.ml": ml}
-    folder = Path(find_spec("dac").origin).parent
-    for name, place in {"dac": folder, "dac.model": folder / "model"}.items():
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [str(place)]
+    for name in ("dac", "dac.model"):
+        package(name)
     from dac.model.dac import DAC  # noqa: PLC0415 — not before the packages are in place
 
     return DAC

@@ -14,19 +14,15 @@ Stand-ins replace imports that a codec does not need:
 The versions it ran with are recorded in goldens.npz under `made_with`.
 """
 
-import importlib.util
-import json
 import sys
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-import torchaudio
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import normalize
@@ -35,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.parity import assert_same_codes  # noqa: E402
-from tools.goldens import float64, golden, recorded  # noqa: E402
+from tools.goldens import float64, golden, package, recorded, resampled, save  # noqa: E402
 
 OUT = ROOT / "tests/data/fish_speech_tiny"
 SEED = 6
@@ -74,25 +70,11 @@ def main() -> None:
     arrays = {**clip_goldens(codec), **resampled_goldens(codec)}
     arrays |= audio8_goldens(published, arrays)
     compare(loaded(vllm_omni_fish_speech(), published), arrays)
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "goldens.npz", **arrays)
-    report(arrays)
-
-
-def made_with() -> dict[str, Any]:
-    packages = ("fish-speech", "descript-audio-codec", "torch", "torchaudio", "numpy")
-    versions = {package: version(package).split("+")[0] for package in packages}
-    return {**versions, "vllm-omni": "0.30.0", "seed": SEED}
-
-
-def report(arrays: dict[str, np.ndarray]) -> None:
-    print(arrays["made_with"])
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
-    print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
-    for name, codes in arrays.items():
-        if name.startswith("codes") and codes.ndim == 2:
-            print(name, codes.shape, "different codes per book:", [len(np.unique(book)) for book in codes.T])
-    print(sum(path.stat().st_size for path in OUT.iterdir()), "bytes")
+    for name, found in arrays.items():
+        if name.startswith("codes") and found.ndim == 2:
+            print(name, found.shape, "different codes per book:", [len(np.unique(book)) for book in found.T])
+    packages = ("fish-speech", "descript-audio-codec", "torch", "torchaudio", "numpy", "vllm-omni")
+    save(OUT / "goldens.npz", arrays, packages, seed=SEED)
 
 
 # --- the references
@@ -117,13 +99,6 @@ def module(name: str, **contents: Any) -> ModuleType:
     sys.modules[name] = ModuleType(name)
     vars(sys.modules[name]).update(contents)
     return sys.modules[name]
-
-
-def package(name: str) -> None:
-    """Make sub-modules importable without running the package's `__init__`, which would import everything."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    module(name, __path__=list(spec.submodule_search_locations or []))
 
 
 def fish_speech(positions: tuple[int, int]) -> nn.Module:
@@ -272,12 +247,10 @@ def clip_goldens(codec: nn.Module) -> dict[str, np.ndarray]:
 
 def resampled_goldens(codec: nn.Module) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
-    kernel = torchaudio.transforms.Resample
     for name, rate in RESAMPLED.items():
         source = torch.from_numpy(signals.speechlike(3.01, rate))
         arrays[f"sha256_{name}"] = np.array(signals.digest(source.numpy()))
-        exact = kernel(rate, 44_100, dtype=torch.float64)(source.double())
-        arrays |= golden_codes(codec, f"codes_{name}", kernel(rate, 44_100)(source), exact)
+        arrays |= golden_codes(codec, f"codes_{name}", *resampled(source, rate, 44_100))
     return arrays
 
 

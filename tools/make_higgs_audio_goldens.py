@@ -15,15 +15,13 @@ compiled parts need CUDA; the rest of it is plain Python:
 The versions it ran with are recorded in goldens.npz under `made_with`.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.metadata import distribution, version
 from math import gcd
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,7 +37,7 @@ from transformers.models.higgs_audio_v2_tokenizer import modeling_higgs_audio_v2
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import pauses, signals  # noqa: E402 — a script has no package to be imported from
-from tools.goldens import float64, golden, recorded, replaced  # noqa: E402
+from tools.goldens import float64, golden, package, recorded, replaced, save  # noqa: E402
 
 OUT = ROOT / "tests/data/higgs_audio_tiny"
 TOKENIZER = OUT / "audio_tokenizer"
@@ -96,22 +94,10 @@ def main() -> None:
     tokenizer = HiggsAudioV2TokenizerModel.from_pretrained(TOKENIZER).eval()
     arrays = {**clip_goldens(tokenizer), **resampled_goldens(tokenizer), **package_goldens(tokenizer)}
     arrays |= {**delayed_goldens(tokenizer), **resampler_goldens(), **silence_goldens()}
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "goldens.npz", **arrays)
-    for path in OUT.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600
-    print(arrays["made_with"])
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
-    print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
     codes = {name: array for name, array in arrays.items() if array.ndim == 2 and array.dtype == np.uint8}
     print({name: (array.shape, [len(np.unique(book)) for book in array]) for name, array in codes.items()})
-    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
-
-
-def made_with() -> dict[str, Any]:
     packages = ("omnivoice", "pydub", "transformers", "torch", "torchaudio", "numpy", "safetensors")
-    versions = {package: version(package).split("+")[0] for package in (*packages, "vllm-omni")}
-    return {**versions, "seed": SEED}
+    save(OUT / "goldens.npz", arrays, (*packages, "vllm-omni"), seed=SEED)
 
 
 # --- the checkpoint
@@ -254,8 +240,7 @@ def vllm_omni_higgs_audio_v3(tokenizer: Any) -> Any:
     models = "vllm_omni.model_executor.models"
     v2, v3 = f"{models}.higgs_audio_v2", f"{models}.higgs_audio_v3"
     for name in ("vllm_omni", "vllm_omni.platforms", "vllm_omni.model_executor", models, v2, v3):
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [str(distribution("vllm-omni").locate_file(name.replace(".", "/")))]
+        package(name)
     sys.modules["vllm_omni.platforms"].current_omni_platform = None  # type: ignore[attr-defined]
     import_module(f"{v2}.higgs_audio_v2_tokenizer")._ENCODER_CACHE = tokenizer  # type: ignore[attr-defined]
     return import_module(f"{v3}.higgs_audio_v3_tokenizer")

@@ -20,13 +20,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torchaudio
 from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSSpeakerEncoderConfig
 from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSSpeakerEncoder, mel_spectrogram
 from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Encoder
@@ -38,7 +36,7 @@ from transformers.models.mimi import modeling_mimi
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.goldens import float64, golden, recorded, replaced, some_frames  # noqa: E402
+from tools.goldens import float64, golden, recorded, replaced, resampled, save, some_frames  # noqa: E402
 
 OUT = ROOT / "tests/data/qwen3_tts_tiny"
 SEED = 18
@@ -136,20 +134,9 @@ def main() -> None:
     write_speaker_encoder()
     write_codec()
     arrays = {**clip_goldens(), **resampled_goldens(), **resampler_goldens()}
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "goldens.npz", **arrays)
-    for path in OUT.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600
-    print(arrays["made_with"])
     print({name: len(np.unique(array)) for name, array in arrays.items() if name.startswith("codes")})
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
-    print({name: float(array) for name, array in arrays.items() if name.endswith("_deviation")})
-    print(sum(path.stat().st_size for path in OUT.rglob("*") if path.is_file()), "bytes")
-
-
-def made_with() -> dict[str, Any]:
     packages = ("qwen-tts", "transformers", "torch", "torchaudio", "numpy", "librosa", "safetensors")
-    return {package: version(package).split("+")[0] for package in packages} | {"seed": SEED}
+    save(OUT / "goldens.npz", arrays, packages, seed=SEED)
 
 
 # --- the checkpoint
@@ -290,12 +277,6 @@ def resampler_goldens() -> dict[str, np.ndarray]:
         computed, exact = resampled(clip, source, target)
         arrays |= golden(f"resample_{source}_{target}", exact.numpy(), computed.numpy())
     return arrays
-
-
-def resampled(clip: torch.Tensor, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return clips that torchaudio has resampled, in float32 and in float64."""
-    kernel = torchaudio.transforms.Resample
-    return kernel(source, target)(clip), kernel(source, target, dtype=torch.float64)(clip.double())
 
 
 def artifact(name: str, clip: torch.Tensor, exact_clip: torch.Tensor) -> dict[str, np.ndarray]:

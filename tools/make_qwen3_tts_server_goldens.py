@@ -16,17 +16,14 @@ bfloat16 is rounded.
 """
 
 import importlib
-import importlib.util
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-import torchaudio
 from safetensors.torch import load_file
 from transformers import MimiConfig
 
@@ -34,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
 from tests.unit.extractors.parity import assert_same_codes  # noqa: E402
+from tools.goldens import package, resampled, save  # noqa: E402
 
 OUT = ROOT / "tests/data/qwen3_tts_tiny"
 CODEC = "vllm_omni.model_executor.models.qwen3_tts.tokenizer_12hz"
@@ -55,28 +53,22 @@ def main() -> None:
         if name.endswith(".inv_freq") and name.startswith("encoder_transformer.")
     }
     arrays["rotary_frequencies"] = np.array(frequencies, np.float32)
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(OUT / "server.npz", **arrays)
-    print(arrays["made_with"], arrays["rotary_frequencies"])
+    abilities = torch.cpu.get_capabilities()
+    cpu = {key: abilities.get(key) for key in ("architecture", "avx2", "avx512_f", "avx512_bf16", "amx_tile")}
+    packages = ("vllm-omni", "transformers", "torch", "torchaudio", "numpy")
+    save(OUT / "server.npz", arrays, packages, cpu=cpu)
+    print(arrays["rotary_frequencies"])
     computed = np.load(OUT / "goldens.npz")
     for name in clips():
         float32 = computed[f"codes_{name}_windowed" if name == "12.4" else f"codes_{name}"]
         print(name, "codes as in float32:", (arrays[f"codes_{name}"] == float32).mean())
 
 
-def made_with() -> dict[str, Any]:
-    packages = ("vllm-omni", "transformers", "torch", "torchaudio", "numpy")
-    abilities = torch.cpu.get_capabilities()
-    cpu = {key: abilities.get(key) for key in ("architecture", "avx2", "avx512_f", "avx512_bf16", "amx_tile")}
-    return {**{package: version(package).split("+")[0] for package in packages}, "cpu": cpu}
-
-
 def clips() -> dict[str, torch.Tensor]:
     """Return each clip as float32 [N] at 24 kHz."""
     found = {name: torch.from_numpy(signals.speechlike(seconds, 24_000)) for name, seconds in CLIPS.items()}
     for name, rate in RESAMPLED.items():
-        source = torch.from_numpy(signals.speechlike(3.01, rate))
-        found[name] = torchaudio.transforms.Resample(rate, 24_000)(source)
+        found[name], _ = resampled(torch.from_numpy(signals.speechlike(3.01, rate)), rate, 24_000)
     return found
 
 
@@ -102,14 +94,6 @@ def server_codec(library: Any, dtype: torch.dtype) -> Any:
     }
     codec.load_state_dict(tensors, strict=True)
     return codec.to(dtype)
-
-
-def package(name: str) -> None:
-    """Make sub-modules importable without running the package's `__init__`, which would import vLLM."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    sys.modules[name] = ModuleType(name)
-    sys.modules[name].__path__ = list(spec.submodule_search_locations or [])
 
 
 def compare(codec: Any) -> None:

@@ -18,7 +18,6 @@ import argparse
 import importlib.util
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +29,7 @@ import torchaudio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.unit.extractors import signals  # noqa: E402 — a script has no package to be imported from
-from tools.goldens import float64, recorded  # noqa: E402
+from tools.goldens import float64, recorded, save  # noqa: E402
 
 OUT = ROOT / "tests/data/speech_tokenizer_tiny"
 FOLDER = "speechtokenizer_hubert_avg"
@@ -76,10 +75,6 @@ def main() -> None:
         str(out / FOLDER / "config.json"), str(out / FOLDER / "SpeechTokenizer.pt")
     )
     arrays = {**clip_goldens(model.eval()), **resampled_goldens(model)}
-    arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
-    np.savez_compressed(out / "goldens.npz", **arrays)
-    print(arrays["made_with"])
-    print({name: float(array.mean()) for name, array in arrays.items() if name.endswith("_certain")})
     print(
         {
             name: [len(set(book)) for book in codes.tolist()]
@@ -87,7 +82,7 @@ def main() -> None:
             if codes.ndim == 2
         }
     )
-    print(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()), "bytes")
+    save(out / "goldens.npz", arrays, ("speechtokenizer", "torch", "torchaudio", "numpy"), seed=SEED)
 
 
 def package() -> ModuleType:
@@ -97,13 +92,6 @@ def package() -> ModuleType:
         sys.modules["speechtokenizer"] = importlib.util.module_from_spec(spec)  # its __init__ does not run
         importlib.import_module("speechtokenizer.model")
     return sys.modules["speechtokenizer"]
-
-
-def made_with() -> dict[str, Any]:
-    versions = {
-        name: version(name).split("+")[0] for name in ("speechtokenizer", "torch", "torchaudio", "numpy")
-    }
-    return {**versions, "seed": SEED}
 
 
 # --- the checkpoint
