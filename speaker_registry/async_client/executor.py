@@ -7,7 +7,6 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Literal, Self
 
 import httpx
@@ -78,9 +77,7 @@ class AsyncPlanExecutor(Session):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _pages(self, listing: Listing[Item]) -> AsyncIterator[Item]:

@@ -6,7 +6,6 @@ It does not know which requests a plan sends.
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Literal, Self
 
 import httpx
@@ -69,9 +68,7 @@ class PlanExecutor(Session):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _pages(self, listing: Listing[Item]) -> Iterator[Item]:

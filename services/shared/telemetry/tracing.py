@@ -10,7 +10,6 @@ Spans hold routes, codes and ids. They never hold names, texts, audio or keys.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Literal, Protocol
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
@@ -59,9 +58,7 @@ class _NoSpan:
     def __enter__(self) -> Span:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -24,9 +23,7 @@ class Visitor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.http.close()
 
     def get(self, path: str = "", **options: Any) -> httpx.Response:
