@@ -1,7 +1,6 @@
 """The commands `import` and `export`, and `register --batch`, which shares the machinery of `import`."""
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -54,7 +53,7 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     try:
         check_replaceable(path, only_new=only_new)  # before the registry is asked for anything
         quota = client.quota()
-        with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
+        with counting("export", quota.voices.used, quiet=arguments.json) as on_voice:
             exporting = Export(
                 client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=arguments.on_pause
             )
@@ -88,10 +87,6 @@ def _restore(client: "RegistryClient", arguments: argparse.Namespace, path: Path
             for voice in archive.voices
         ]
         return _run(client, arguments, tasks)
-
-
-def _quiet(arguments: argparse.Namespace) -> bool:
-    return arguments.json or not sys.stderr.isatty()
 
 
 def register_batch(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -146,7 +141,7 @@ def _run(
 ) -> Output:
     from speaker_registry.moving.transfer import Report, Transfer  # noqa: PLC0415  see `_import`
 
-    with counting("import", len(tasks), quiet=_quiet(arguments)) as on_result:
+    with counting("import", len(tasks), quiet=arguments.json) as on_result:
         transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result, arguments.on_pause)
         report = transfer.run(tasks)
     not_tried = len(tasks) - len(report.results)

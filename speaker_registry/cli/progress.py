@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from speaker_registry.cli.command import PROGRAM
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import printable
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from speaker_registry import Campaign, Readiness, RegistryClient
 
 _MAX_SILENT_SECONDS = 5.0
@@ -32,19 +34,7 @@ times, so that not all requests return at once.
 def wait_ready(
     client: "RegistryClient", speaker: str, profile: str | None, arguments: argparse.Namespace
 ) -> "Readiness":
-    with _progress(speaker, quiet=arguments.json or not sys.stderr.isatty()) as on_progress:
-        return client.wait_ready(speaker, profile, arguments.timeout, on_progress)
-
-
-@contextlib.contextmanager
-def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], object] | None]:
-    """Show a progress bar on stderr, unless `quiet` is set."""
-    if quiet:
-        yield None
-        return
-    from tqdm import tqdm  # noqa: PLC0415  only this command needs it
-
-    with tqdm(desc=printable(speaker), unit="profile", leave=False, file=sys.stderr) as bar:
+    with _bar(speaker, "profile", quiet=arguments.json) as bar:
 
         def update(seen: "Readiness") -> None:
             bar.total, bar.n = len(seen.artifacts), sum(status.state == "ready" for status in seen.artifacts)
@@ -54,18 +44,13 @@ def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], 
                 )
             bar.refresh()
 
-        yield update
+        return client.wait_ready(speaker, profile, arguments.timeout, update)
 
 
 @contextlib.contextmanager
 def covering(campaign: "Campaign", *, quiet: bool) -> Iterator[Callable[["Campaign"], object]]:
-    """Show how many voices a campaign has covered, unless `quiet` is set or stderr is no terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from tqdm import tqdm  # noqa: PLC0415  only waiting for a campaign needs it
-
-    with tqdm(desc=printable(campaign.profile), unit="voice", leave=False, file=sys.stderr) as bar:
+    """Show how many voices a campaign has covered."""
+    with _bar(campaign.profile, "voice", quiet=quiet) as bar:
 
         def update(seen: "Campaign") -> None:
             done = seen.progress
@@ -80,13 +65,16 @@ def covering(campaign: "Campaign", *, quiet: bool) -> Iterator[Callable[["Campai
 @contextlib.contextmanager
 def counting(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[object], object]]:
     """Show how many of `total` voices are done. The yielded function counts one, whatever its argument is."""
-    if quiet:
-        yield lambda _: None
-        return
-    from tqdm import tqdm  # noqa: PLC0415  only commands for many voices need it
-
-    with tqdm(desc=title, total=total, unit="voice", leave=False, file=sys.stderr) as bar:
+    with _bar(title, "voice", total=total, quiet=quiet) as bar:
         yield lambda _: bar.update()
+
+
+def _bar(title: str, unit: str, *, quiet: bool, total: int | None = None) -> "tqdm[NoReturn]":
+    """Return a progress bar on stderr, which shows nothing if `quiet` is set or stderr is no terminal."""
+    from tqdm import tqdm  # noqa: PLC0415  only commands that take long need it
+
+    disable = True if quiet else None  # None disables the bar unless it is shown on a terminal
+    return tqdm(desc=printable(title), total=total, unit=unit, leave=False, file=sys.stderr, disable=disable)
 
 
 class PauseNotices:
