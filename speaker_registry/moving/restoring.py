@@ -298,7 +298,8 @@ class Restoring:
 
     def _check_same(self, client: RegistryClient, version: VoiceVersion, archived: ArchivedVersion) -> None:
         record = self.archive.record(archived)
-        if not _is_same(client, version, self.archive.source(archived, record), record):
+        source, texts = self.archive.source(archived, record), record.texts
+        if not (is_equal(version, source, texts) or is_equal_embedding(client, version, source, texts)):
             raise Conflict(
                 f"the registry has a voice of this name whose version {version.version} differs from version "
                 f"{record.version} of the archive. The voice was left alone; delete it first, or import into "
@@ -368,12 +369,6 @@ def _deleted() -> VoiceDeleted:
     return VoiceDeleted(
         "the voice was deleted while it was imported. Nothing was added after that, neither to it nor to "
         "another voice of its name. If you want it back, run the import again"
-    )
-
-
-def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:
-    return is_equal(version, source, record.texts) or is_equal_embedding(
-        client, version, source, record.texts
     )
 
 

@@ -26,8 +26,6 @@ class Actor:
         self.killed = False
         self.error: BaseException | None = None
         self.result: Any = None
-        self.lied_to = False
-        """True if the store has told this actor something that is not so."""
         self.request: Any = None
         """The request that it serves, if there is one."""
         self.then: Callable[[str], None] = lambda outcome: None

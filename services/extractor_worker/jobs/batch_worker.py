@@ -13,7 +13,6 @@ out.
 
 import json
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -76,8 +75,8 @@ class BatchWorker(BaseWorker):
         queues: names of the queues, which take turns.
         handlers: the handlers by the name of a job's function. Other functions are not run.
         connection: a client of Redis that answers in bytes. Only its address and credentials are used.
-        name: the worker's name, which no other worker of the past minutes may have had. By default one is
-            generated.
+        name: the worker's name, which no other worker of the past minutes may have had. By default RQ
+            generates one.
         on_beat: is called after each heartbeat, in the heartbeat's thread.
         serves: takes the name of a queue, and returns whether jobs may be taken from it now. Jobs that were
             already taken are finished.
@@ -109,7 +108,7 @@ class BatchWorker(BaseWorker):
         self._serves, self._comes_last, self._may_take = serves, comes_last, may_take
         super().__init__(
             self._job_queues,
-            name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            name=name,
             connection=redis,
             job_class=QueuedJob,
             queue_class=JobQueue,

@@ -18,7 +18,6 @@ from speaker_registry.artifact import TensorSpec
 from tests.unit.extractors.conftest import TINY, TINY_WIDTH, tiny_profile
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CODEC_CONFIG = "speech_tokenizer/config.json"
 
 
 def fingerprint(
