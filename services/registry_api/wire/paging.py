@@ -7,12 +7,12 @@ This module does not know how answers are rendered.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.shared.bucket.store import Store
 from services.shared.model.decisions import Decision
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.past import Happened, HistoryPosition, concerned_profiles, past_of
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
-from services.shared.registry.pages import Listed
 from services.shared.registry.pages import page as page_of
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
@@ -46,7 +46,7 @@ class VoicePage:
 
 def find_voices(
     speakers: Speakers,
-    store: Listed,
+    store: Store,
     namespace: str,
     *,
     after: str,

@@ -10,7 +10,8 @@ While the view cannot list the pinned speakers, the list consists of the second 
 from contextlib import suppress
 from dataclasses import replace
 
-from services.shared.registry.pages import Listed, SpeakerPage, keys_in_view, page, read_live
+from services.shared.bucket.store import Store
+from services.shared.registry.pages import SpeakerPage, keys_in_view, page, read_live
 from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import Unavailable
 
@@ -25,7 +26,7 @@ _ALL = "/all"
 
 
 def page_pinned_first(
-    speakers: Speakers, store: Listed, namespace: str, *, after: str = "", limit: int
+    speakers: Speakers, store: Store, namespace: str, *, after: str = "", limit: int
 ) -> SpeakerPage:
     """Return up to `limit` live speakers after the cursor `after`, and at most about `PAGE_BYTES` of texts.
 
