@@ -86,6 +86,19 @@ def find_voices(
     return VoicePage(found, last, more)
 
 
+def is_in_state(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, state: str | None) -> bool:
+    """Return whether a voice is in a state: its own state, or that for a profile if the profile can use it.
+
+    Args:
+        state: None accepts every state.
+    """
+    version = speaker.document.default
+    if profile is None:
+        return state is None or profiles.state(speaker, version) == state
+    status = profiles.status(speaker, version, profiles.get(profile))
+    return not status.unsupported and state in {None, status.state}
+
+
 def cursor_before(part: str) -> str:
     """Return a cursor after which the list soon comes to the keys that begin with `part`. It skips none."""
     last = part[-1:]
