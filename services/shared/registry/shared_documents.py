@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents, IsMade
+from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents
 from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
@@ -157,7 +157,7 @@ class SharedDocuments:
         committed = self._documents.change(
             path,
             next_body,
-            is_made=_is_made(kind, done, change_id),
+            is_made=kind.holding(change_id, done),
             known_revision=self._copied_revision(kind, path),
             is_damaged=lambda base: _is_damaged(kind, path, base),
         )
@@ -283,14 +283,3 @@ def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
     except (DocumentDamaged, DocumentNewer) as error:
         return isinstance(error, DocumentDamaged)
     return False
-
-
-def _is_made(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> IsMade:
-    def holds(body: bytes, revision: int) -> bool | None:
-        try:
-            document = kind.parse(body)
-        except (DocumentDamaged, DocumentNewer):
-            return False
-        return document.has_change(change_id, revision) if done is None else done(document)
-
-    return holds
