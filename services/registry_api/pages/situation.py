@@ -133,13 +133,7 @@ def kept_seconds(counts: VoiceCounts) -> float:
 
 def profiles_of(services: Services) -> list[Profile]:
     """Return all profiles with their workers, required ones first."""
-    profiles = profile_rendering.profiles(
-        services.profiles,
-        services.profile_records,
-        services.workers,
-        services.campaigns,
-        [services.profiles.get(name) for name in sorted(services.profiles.names)],
-    )
+    profiles = profile_rendering.profiles(services, list(services.catalogue))
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 
 

@@ -205,7 +205,5 @@ def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, a
         services.profiles.get(after)
     following = [one for one in services.catalogue if one.name > after]
     page = following[:limit]
-    shown = profile_rendering.profiles(
-        services.profiles, services.profile_records, services.workers, services.campaigns, page
-    )
+    shown = profile_rendering.profiles(services, page)
     return answer(request, page_of(shown, lambda one: one.id, more=len(following) > limit))

@@ -46,13 +46,7 @@ def promote_encoder(
             by=caller.id,
             force=wanted.force,
         )
-    [shown] = profile_rendering.profiles(
-        services.profiles,
-        services.profile_records,
-        services.workers,
-        services.campaigns,
-        [services.profiles.get(profile)],
-    )
+    [shown] = profile_rendering.profiles(services, [services.profiles.get(profile)])
     return answer(request, shown)
 
 
