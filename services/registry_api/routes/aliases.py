@@ -15,12 +15,12 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.operations.alias import move, number_of, reset_alias
+from services.registry_api.operations.alias import move, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, only_new, page_of, tag_of
 from services.registry_api.wire.documented import DocumentedRouter
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import SpeakerDocument, number_of
 from services.shared.registry.lookup import find
 from speaker_registry.errors import PreconditionFailed
 from speaker_registry.names import parse_alias
