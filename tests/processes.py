@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import httpx
 import redis
@@ -33,6 +33,20 @@ QUICK = {
     "SPEAKER_MAX_ATTEMPTS": "4",
 }
 """Seconds instead of half minutes."""
+
+
+class LoggedProcess(ManagedProcess):
+    """A process whose output is written to a file, for who looks into a failed test."""
+
+    def __init__(self, name: str, module: str, environment: Mapping[str, str], file: IO[bytes]) -> None:
+        super().__init__(name, module, environment, show=lambda line, importance: None)
+        self._file = file
+
+    def _handle_line(self, line: str) -> None:
+        with suppress(ValueError):  # the test is over, and the file is closed
+            self._file.write(f"{line}\n".encode())
+            self._file.flush()
+        super()._handle_line(line)
 
 
 class RegistryProcesses:
@@ -98,7 +112,7 @@ class RegistryProcesses:
         port = str(free_port())
         self.metrics_urls[name] = f"http://127.0.0.1:{port}/metrics"
         own = {**environment, "SPEAKER_METRICS_PORT": port}
-        return ManagedProcess(name, module, own, show=lambda line, importance: None, log_file=self._raw)
+        return LoggedProcess(name, module, own, self._raw)
 
     def __enter__(self) -> Self:
         self.bucket.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ def bootstrap_key_file(host: str, data: Path) -> Path | None:
         OSError: The file cannot be written.
     """
     access = AccessSettings()
-    if not access.required_at(ApiSettings(host=host)) or access.bootstrap is not None:
+    if access.why_required_at(ApiSettings(host=host)) is None or access.bootstrap is not None:
         return None
     path = data / FILE
     if not path.exists():

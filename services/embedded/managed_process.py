@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -46,7 +45,6 @@ class ManagedProcess:
 
     Args:
         show: Called with each line worth showing and its log level. The call comes from another thread.
-        log_file: File to which the whole output is also written.
     """
 
     def __init__(
@@ -55,13 +53,11 @@ class ManagedProcess:
         module: str,
         environment: Mapping[str, str],
         show: Callable[[str, int], object],
-        log_file: IO[bytes] | None = None,
     ) -> None:
         self.name = name
         self._command = [sys.executable, "-m", module]
         self._environment = environment
         self._show = show
-        self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._last_error: str | None = None
@@ -146,11 +142,6 @@ class ManagedProcess:
     def _read_output(self, stream: IO[bytes]) -> None:
         """Read the output until the process closes it. A full pipe would block the process."""
         while line := stream.readline(_MAX_LINE_BYTES):
-            # Reading goes on even if the disk is full or the file is closed.
-            with suppress(OSError, ValueError):
-                if self._log_file:
-                    self._log_file.write(line)
-                    self._log_file.flush()
             self._handle_line(line.decode(errors="replace").rstrip())
         stream.close()
 

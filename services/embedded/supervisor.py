@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Self
+from typing import Self
 
 import httpx
 import structlog
@@ -91,20 +91,16 @@ class EmbeddedRegistry:
         show: Minimum level of log lines that are printed to standard error once the registry is up. Before
             that no lines are printed. If the start fails, `StartFailed` has the reason. If it succeeds
             nevertheless, errors of the start are printed afterwards.
-        log_path: File to which the whole output of the API and the worker is also written, unchanged.
 
     Raises:
         StartFailed: The registry could not be started. Raised when the context is entered.
     """
 
-    def __init__(
-        self, settings: EmbeddedSettings, *, show: int = _SILENT, log_path: Path | None = None
-    ) -> None:
+    def __init__(self, settings: EmbeddedSettings, *, show: int = _SILENT) -> None:
         self._settings = settings
         self._show_from = show
         self._shown_from = _SILENT
         self._buffered_lines = deque[tuple[str, int]](maxlen=_MAX_BUFFERED_LINES)
-        self._log_path = log_path
         self._stack = ExitStack()
         self.children: dict[str, ManagedProcess] = {}
         self.valkey: ValkeyServer | None = None
@@ -140,23 +136,10 @@ class EmbeddedRegistry:
         redis_url = self._settings.redis_url or self._start_valkey(self._redis_folder(data))
         environment = self._environment(data, redis_url)
         own = {"api": environment, "worker": {**environment, **next_metrics_port}}
-        log_file = self._open_log()
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
-            self.children[name] = ManagedProcess(name, module, own[name], self._show, log_file)
+            self.children[name] = ManagedProcess(name, module, own[name], self._show)
             self.children[name].start()
         self._wait_until_up()
-
-    def _open_log(self) -> IO[bytes] | None:
-        """Open the log file unbuffered, so that lines that a full disk refused do not cause errors when
-        it is closed.
-        """
-        if self._log_path is None:
-            return None
-        try:
-            return self._stack.enter_context(self._log_path.open("ab", buffering=0))
-        except OSError as error:
-            log.warning("log.cannot_be_written", path=str(self._log_path), reason=error.strerror)
-            return None
 
     def _lock_data_folder(self, data: Path) -> None:
         """Lock the data folder. Two registries on one bucket with separate Redis servers would assign the

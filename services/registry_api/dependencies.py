@@ -1,9 +1,8 @@
 """The dependencies of routes: the long-lived services, which are built once, and common parameters."""
 
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BeforeValidator, Field
@@ -12,6 +11,7 @@ from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
@@ -30,14 +30,6 @@ from speaker_registry.names import (
     parse_speaker_name,
     parse_voice_id,
 )
-
-
-class Housekeeping(Protocol):
-    """Keeps the registry in order while the process runs."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

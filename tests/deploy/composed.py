@@ -24,7 +24,7 @@ from tests.deploy.compose_file import ROOT
 from tests.deploy.names_server import NamesServer
 from tests.deploy.tools import program
 from tests.ports import free_port, free_ports
-from tests.processes import QUICK
+from tests.processes import QUICK, LoggedProcess
 from tests.queue_workers import START_SECONDS, wait_until
 
 API_HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -199,9 +199,7 @@ class ComposedRegistry:
         port = free_port()
         metrics = {"SPEAKER_METRICS_HOST": "127.0.0.1", "SPEAKER_METRICS_PORT": str(port)}
         environment = {**os.environ, **self.environment(service), **metrics, **own, **self._changes}
-        return ManagedProcess(
-            name, module, environment, show=lambda line, importance: None, log_file=self._raw
-        )
+        return LoggedProcess(name, module, environment, self._raw)
 
     def _stop_children(self) -> None:
         children = [*self.apis, *self.workers]

@@ -123,7 +123,7 @@ def test_a_foreign_document_of_a_profile_is_followed_by_the_next_workers(registr
     registry.redis.flushall()
     store.swap(key, b"of somebody else", etag=store.read(key).etag)
     records.clear_cache()
-    assert records.current(PROFILE) is None
+    assert records.read(PROFILE).current is None
     for fingerprint in (registry.worker.fingerprint, NEXT):
         registry.worker.announce(fingerprint)
         registry.redis.flushall()

@@ -15,7 +15,7 @@ from services.registry_api.operations.register import Registered
 from services.shared.bucket.store import Listing
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find
-from services.shared.registry.pages import page
+from services.shared.registry.pages import speaker_page
 from services.shared.view.away import ViewAway
 from services.shared.view.keys import copy_key
 from speaker_registry.errors import Unavailable, VoiceNotFound
@@ -77,11 +77,11 @@ def test_a_list_tells_all_voices_while_the_view_lacks_some(registry: OpenedRegis
     registry.make_ready("alice")
     lose_redis(registry)
     registry.register("bob")
-    found = page(registry.speakers, registry.opened.store, NS, limit=10)
+    found = speaker_page(registry.speakers, registry.opened.store, NS, limit=10)
     assert [one.document.key for one in found.speakers] == ["alice", "bob"]
     assert (found.of_bucket, found.more, registry.speakers.usage(NS)) == (True, False, None)
     registry.housekeeping().rebuild()
-    assert not page(registry.speakers, registry.opened.store, NS, limit=10).of_bucket
+    assert not speaker_page(registry.speakers, registry.opened.store, NS, limit=10).of_bucket
     usage = registry.speakers.usage(NS)
     assert usage is not None
     assert usage.voices == 2

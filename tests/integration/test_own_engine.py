@@ -127,10 +127,7 @@ def test_a_registry_serves_it(packages: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PYTHONPATH", str(packages))
     monkeypatch.syspath_prepend(str(packages))  # requested profiles are looked up here as well
     settings = EmbeddedSettings(data=tmp_path / "data", port=0, profiles="loudness")
-    with (
-        EmbeddedRegistry(settings, log_path=tmp_path / "log") as registry,
-        RegistryClient(registry.url) as client,
-    ):
+    with EmbeddedRegistry(settings) as registry, RegistryClient(registry.url) as client:
         registered = client.register("Robin", ROOT / "examples/clips/robin.flac", consent="cons_1")
         client.wait_ready(registered.reference)
         artifact = client.fetch(registered.reference, profile="loudness")

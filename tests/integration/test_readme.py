@@ -50,7 +50,7 @@ def table_of(page: str, tool: str) -> str:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
     folder = tmp_path_factory.mktemp("readme")
     settings = EmbeddedSettings(data=folder, port=0)
-    with EmbeddedRegistry(settings, log_path=folder / "log") as running:
+    with EmbeddedRegistry(settings) as running:
         yield running
 
 

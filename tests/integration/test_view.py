@@ -120,9 +120,7 @@ def following(before: SpeakerDocument, after: SpeakerDocument) -> SpeakerDocumen
 
 def with_version(document: SpeakerDocument, vuid: str, ref_text: str = "text") -> SpeakerDocument:
     version = Version(vuid=vuid, name="Wren", source="audio", consent="c", ref_text=ref_text)
-    added = changes.with_version(
-        document, version, (), key="wren", life=document.marks.life, now=100, max_versions=9
-    )
+    added = changes.with_version(document, version, (), key="wren", life=document.marks.life, now=100)
     return following(document, added)
 
 

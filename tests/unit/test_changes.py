@@ -91,7 +91,6 @@ def registered(
         key="wren",
         life=document.marks.life if life is None else life,
         now=now,
-        max_versions=5,
     )
     return next_revision(document, after)
 
@@ -147,31 +146,6 @@ def test_a_deleted_version_is_not_registered_again():
     document = registered(registered(NOTHING, "v1"), "v2")
     with pytest.raises(VoiceDeleted):
         registered(changes.without_version(document, "v2", now=1), "v2")
-
-
-def test_an_immutable_voice_takes_no_further_version():
-    """The policy is decided on the newest document, so of two first uploads at once one is refused."""
-    document = registered(NOTHING, "v1")
-    with pytest.raises(VoiceExists):
-        changes.with_version(
-            document,
-            version("v2"),
-            REQUIRED,
-            key="wren",
-            life=1,
-            now=1,
-            max_versions=5,
-            immutable=True,
-        )
-
-
-def test_a_voice_takes_no_more_versions_than_it_may_have():
-    """The refusal says how many are accepted."""
-    document = NOTHING
-    for number in range(5):
-        document = registered(document, f"v{number}")
-    with pytest.raises(QuotaExceeded, match="Accepted: 5 versions"):
-        registered(document, "v5")
 
 
 def test_a_full_document_takes_no_more_but_can_be_emptied():
@@ -402,9 +376,7 @@ def test_the_default_stays_at_what_is_served_without_being_required():
     """
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
     document = artifacts.with_artifact(document, "v1", COSY.name, artifact("extra"), [QWEN], extractor={})
-    newer = changes.with_version(
-        document, version("v2"), [QWEN], key="wren", life=1, now=100, max_versions=200
-    )
+    newer = changes.with_version(document, version("v2"), [QWEN], key="wren", life=1, now=100)
     after = artifacts.with_artifact(newer, "v2", QWEN.name, artifact("second"), [QWEN], extractor={})
     assert after.default.vuid == "v1"
     assert COSY.name in str(held_back(after, after.newest, [QWEN]))
@@ -706,7 +678,6 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
             key="wren",
             life=max(1, document.marks.life - two // 2),
             now=now,
-            max_versions=4,
         ),
         "publish": lambda: artifacts.with_artifact(
             document, vuid, profile.name, record, REQUIRED, extractor={}

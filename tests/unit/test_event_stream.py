@@ -12,6 +12,7 @@ from services.registry_api.serving import event_feed
 from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition
 from services.registry_api.serving.event_stream import Event, EventStream, order_of
 from services.registry_api.wire import events as wire
+from services.shared.model.clock import Clock
 
 
 class Stream:
@@ -42,7 +43,7 @@ def test_reading_begins_a_while_back_and_goes_on_where_it_was(
 
     async def resume() -> str:
         view: Any = None
-        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one")
+        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one", now=Clock().since_boot)
         stream._redis = Stream(*there)
         return await stream._resume_after(last)
 
@@ -61,7 +62,7 @@ def test_following_ends_though_a_command_loses_the_cancellation(monkeypatch: pyt
 
     async def follow_and_cancel() -> None:
         view: Any = None
-        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one")
+        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one", now=Clock().since_boot)
         monkeypatch.setattr(stream, "turn", turn)
         monkeypatch.setattr(stream, "_leave", leave)
         following = asyncio.create_task(stream.follow())

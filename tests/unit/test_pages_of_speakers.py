@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry import pages
-from services.shared.registry.pages import page
+from services.shared.registry.pages import speaker_page
 from tests.memory_registry import NS, Registry, World
 
 NAMES = ("ann marie", "robin", "wren", "Zoë")
@@ -25,7 +25,7 @@ def walk(registry: Registry, limit: int, *, switch_after: int = 10**6) -> list[s
     while more:
         if read == switch_after:
             registry.rebuild()
-        listed = page(registry.speakers, registry.store, NS, after=cursor, limit=limit)
+        listed = speaker_page(registry.speakers, registry.store, NS, after=cursor, limit=limit)
         found += [one.document.newest.name for one in listed.speakers]
         cursor, more, read = listed.last, listed.more, read + 1
     return found
@@ -34,13 +34,13 @@ def walk(registry: Registry, limit: int, *, switch_after: int = 10**6) -> list[s
 def test_pages_of_a_whole_view_are_in_the_order_of_names(registry: Registry) -> None:
     registry.rebuild()
     assert walk(registry, 2) == list(NAMES)
-    assert not page(registry.speakers, registry.store, NS, limit=9).of_bucket
+    assert not speaker_page(registry.speakers, registry.store, NS, limit=9).of_bucket
 
 
 def test_pages_of_the_bucket_lead_to_every_voice(world: World, registry: Registry) -> None:
     """A view that is being rebuilt holds some voices, and a list of these alone would hide the others."""
     world.lose_redis()
-    listed = page(registry.speakers, registry.store, NS, limit=9)
+    listed = speaker_page(registry.speakers, registry.store, NS, limit=9)
     assert listed.of_bucket
     assert sorted(walk(registry, 1)) == sorted(NAMES)
     assert all(not one.of_view for one in listed.speakers)
@@ -84,5 +84,5 @@ def test_a_search_examines_so_many_names_however_few_it_finds(
 ) -> None:
     monkeypatch.setattr(pages, "NAMES_SEARCHED", 2)
     registry.rebuild()
-    listed = page(registry.speakers, registry.store, NS, limit=5, part="wren")
+    listed = speaker_page(registry.speakers, registry.store, NS, limit=5, part="wren")
     assert (listed.speakers, listed.more, listed.last) == ([], True, "robin")

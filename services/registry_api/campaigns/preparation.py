@@ -33,7 +33,7 @@ from services.shared.model.profile_document import CampaignRecord
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
-from services.shared.registry.pages import page
+from services.shared.registry.pages import speaker_page
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.generation import redis_milliseconds
@@ -167,7 +167,7 @@ class Preparation:
         namespace = progress.namespace
         if not namespace:
             return self._in_next_namespace(progress), 1
-        found = page(self._speakers, self._store, namespace, after=progress.after, limit=most)
+        found = speaker_page(self._speakers, self._store, namespace, after=progress.after, limit=most)
         for speaker in found.speakers:
             progress = self._reached(progress, speaker)
         progress = progress.model_copy(update={"after": found.last})

@@ -20,6 +20,7 @@ def events_of(opened: Opened) -> EventStream:
         opened.generation,
         opened.speakers.leases,
         process=opened.clock.new_id(),
+        now=opened.clock.since_boot,
     )
 
 

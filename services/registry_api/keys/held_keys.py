@@ -19,9 +19,9 @@ from services.registry_api.keys.key_changes import FRESH_SECONDS, KeyChanges
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_memory import NO_KEY, KeyMemory
 from services.registry_api.keys.key_rules import key_not_found
-from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings
+from services.registry_api.keys.listings import KeyListing, Listings
 from services.shared.bucket.layout import api_key_key, api_key_of
-from services.shared.bucket.store import ObjectUnavailable
+from services.shared.bucket.store import ObjectUnavailable, Store
 from services.shared.model.clock import Clock
 from services.shared.registry.shared_documents import Changed, DocumentUnusable, SharedDocuments
 from speaker_registry.errors import InvalidApiKey, Unavailable
@@ -60,7 +60,7 @@ class HeldKeys:
     def __init__(
         self,
         shared: SharedDocuments,
-        folder: KeyFolder,
+        store: Store,
         clock: Clock,
         run_all: Callable[[Iterable[Do]], None],
         run_in_background: Callable[[Callable[[], None]], None] | None = None,
@@ -74,7 +74,7 @@ class HeldKeys:
         API uses it to limit the number of concurrent reads.
         """
         self._shared = shared
-        self._folder = folder
+        self._store = store
         self._wait = wait
         self._changes = KeyChanges(shared.copies, clock)
         self._memory = KeyMemory(self._changes)
@@ -204,7 +204,7 @@ class HeldKeys:
         A listing may leave out a key, so the keys that this process knows are added.
         """
         with self.reading_bucket():
-            listed = {key_id: one.etag for key_id, one in KeyListing.of(self._folder).documents.items()}
+            listed = {key_id: one.etag for key_id, one in KeyListing.of(self._store).documents.items()}
         self.listen()
         return self._read_all(listed.keys() | self._memory.ids_of_existing(), listed)
 
@@ -233,7 +233,7 @@ class HeldKeys:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         self._changes.ask()
         answer, began_at = self._changes.last_answer, self.clock.since_boot()
-        listing = KeyListing.of(self._folder, began_at, answer.seen if answer else None)
+        listing = KeyListing.of(self._store, began_at, answer.seen if answer else None)
         self._changes.mark_listed()
         changed = listing.changed_since(self._listing, self._memory.all())
         for key_id in changed:
@@ -293,7 +293,7 @@ class HeldKeys:
     def forget(self, key_ids: Iterable[str]) -> None:
         """Delete documents of keys that ended long ago. Raises `Unavailable`."""
         paths = [api_key_key(key_id) for key_id in key_ids]
-        self._folder.delete(paths)
+        self._store.delete(paths)
         for path in paths:
             self._memory.forget(str(api_key_of(path)))
         self._shared.copies.forget(paths)

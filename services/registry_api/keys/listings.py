@@ -5,15 +5,14 @@ the process that made them died or could not reach Redis.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
 from services.registry_api.keys.held_key import HeldKey
 from services.shared.bucket.layout import API_KEYS, api_key_of
-from services.shared.bucket.store import Listing, StoredObject
+from services.shared.bucket.store import Store, StoredObject
 from services.shared.model.clock import Clock
 from services.shared.model.threads import BackgroundThread
 from services.shared.view.shared_copies import SeenChanges
@@ -30,14 +29,6 @@ _KNOWN_SECONDS = 30.0
 """Keys are found without a new listing for this long after the start of the last one."""
 
 
-class KeyFolder(Protocol):
-    """The part of a store that lists keys and removes those that are forgotten."""
-
-    def list(self, prefix: str) -> Listing: ...
-
-    def delete(self, keys: Iterable[str]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class KeyListing:
     """The keys that a listing of the bucket has found."""
@@ -50,10 +41,10 @@ class KeyListing:
 
     @classmethod
     def of(
-        cls, folder: KeyFolder, began_at: float = float("-inf"), seen: SeenChanges | None = None
+        cls, store: Store, began_at: float = float("-inf"), seen: SeenChanges | None = None
     ) -> "KeyListing":
         """List the keys in a bucket. Raises `Unavailable`."""
-        objects = folder.list(API_KEYS).objects
+        objects = store.list(API_KEYS).objects
         return cls({key_id: one for one in objects if (key_id := api_key_of(one.key))}, began_at, seen)
 
     def ids_since(self, seen: SeenChanges, now: float) -> set[str] | None:

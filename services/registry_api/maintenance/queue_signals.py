@@ -102,19 +102,11 @@ class RedisSignals(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         answer = self._answer_in_time()
-        up = metrics.REDIS_UP.family()
-        up.add_metric([], answer is not None)
-        yield up
-        yield self._requirements()
+        yield _single(metrics.REDIS_UP, answer is not None)
+        yield _by_profile(metrics.PROFILE_REQUIRED, {name: name in self._required for name in self._queues})
         if answer is not None:
             yield from _families(answer)
             yield from answer.further
-
-    def _requirements(self) -> GaugeMetricFamily:
-        family = metrics.PROFILE_REQUIRED.family()
-        for name in self._queues:
-            family.add_metric([name], name in self._required)
-        return family
 
     def _answer_in_time(self) -> _Answer | None:
         """Return the answer, or None if it does not arrive in time.
@@ -231,14 +223,8 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     if answer.append_log_ok is not None:
         yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
     yield from _queue_families(answer)
-    workers = metrics.WORKERS.family()
-    for name, count in answer.workers.items():
-        workers.add_metric([name], count)
-    yield workers
-    unproven = metrics.PROOF_FAILED_WORKERS.family()
-    for name, count in answer.failed_proofs.items():
-        unproven.add_metric([name], count)
-    yield unproven
+    yield _by_profile(metrics.WORKERS, answer.workers)
+    yield _by_profile(metrics.PROOF_FAILED_WORKERS, answer.failed_proofs)
     weights = metrics.PROFILE_WEIGHTS.family()
     for name, encoder in answer.encoders.items():
         weights.add_metric([name, _weights(encoder)], 1)
@@ -246,21 +232,27 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
 
 
 def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
-    depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()
-    pictures = metrics.PICTURES_QUEUE_DEPTH.family()
+    depth, pictures = metrics.QUEUE_DEPTH.family(), metrics.PICTURES_QUEUE_DEPTH.family()
     for state in ("queued", "moving", "running"):
         for name, queue in answer.queues.items():
             depth.add_metric([name, state], getattr(queue, state))
         pictures.add_metric([state], getattr(answer.pictures, state))
-    for name in answer.queues:
-        oldest.add_metric([name], answer.waited.get(name, 0))
-    yield from (depth, oldest, pictures)
+    yield depth
+    yield _by_profile(metrics.OLDEST_JOB, {name: answer.waited.get(name, 0) for name in answer.queues})
+    yield pictures
     yield _single(metrics.OLDEST_PICTURES_JOB, answer.waited.get(PICTURES_QUEUE, 0))
 
 
 def _weights(encoder: Encoder) -> str:
     weights = encoder.extractor.get("weights")
     return kind_of_weights(weights, untrained=encoder.untrained, custom=encoder.custom_weights)
+
+
+def _by_profile(gauge: metrics.ScrapedGauge, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = gauge.family()
+    for name, value in values.items():
+        family.add_metric([name], value)
+    return family
 
 
 def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:

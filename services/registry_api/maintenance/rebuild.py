@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import structlog
 
 from services.registry_api.maintenance.each_speaker import in_batches, in_parallel, one_ahead
 from services.shared.bucket.documents import Base
 from services.shared.bucket.layout import documents_prefix, speaker_of
-from services.shared.bucket.store import Listing, StoredObject
+from services.shared.bucket.store import Store, StoredObject
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import Speakers
@@ -55,16 +54,6 @@ def all_soon() -> CheckDue:
     return lambda _: CHECK_SECONDS
 
 
-class Listed(Protocol):
-    """The part of a store that lists."""
-
-    is_local: bool
-
-    def folders(self, prefix: str) -> list[str]: ...
-
-    def list(self, prefix: str) -> Listing: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Outdated:
     """A listed document of which the view may hold another state."""
@@ -97,7 +86,7 @@ class _Outcome:
 
 
 def rebuild(
-    store: Listed,
+    store: Store,
     speakers: Speakers,
     *,
     schedule: CheckSchedule = all_soon,

@@ -9,7 +9,7 @@ import structlog
 
 from services.registry_api.operations.live_voice import Check, change_live_voice
 from services.shared.model.aliases import with_alias, without_alias
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import SpeakerDocument, number_of
 from services.shared.model.records import Version
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
@@ -96,13 +96,6 @@ def reset_alias(
         takes_away=True,
     )
     log.info("alias.reset", speaker=str(found.id), alias=alias)
-
-
-def number_of(document: SpeakerDocument, alias: str) -> int | None:
-    """Return the number of the version to which an alias points, or None if there is no such alias."""
-    present = document.aliases.get(alias)
-    version = document.version(present.vuid) if present else None
-    return version.number if version else None
 
 
 def _numbered(document: SpeakerDocument, number: int) -> Version:

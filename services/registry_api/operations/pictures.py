@@ -1,7 +1,6 @@
 """Finds the pictures of clips, and asks workers to draw missing ones. This module knows no HTTP."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from services.shared.bucket.pictures import StoredPicture, find_picture, read_picture
 from services.shared.bucket.store import Store
@@ -9,18 +8,8 @@ from services.shared.bucket.stored_bytes import clip_of
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
+from services.shared.queue.jobs import Dispatcher
 from speaker_registry.errors import PicturesFailed
-
-
-class Drawers(Protocol):
-    """Asks workers to draw pictures."""
-
-    def draw(self, speaker: str, vuid: str) -> str | None:
-        """Ask workers for the pictures of a version's clip, unless they were asked already.
-
-        Returns None, or whole sentences that say why they could not draw them.
-        """
-        ...
 
 
 def find_pictures(
@@ -46,13 +35,13 @@ def read_pictures(store: Store, found: list[StoredPicture]) -> Iterator[tuple[St
             yield stored, data
 
 
-def ask_for_pictures(drawers: Drawers, speaker_id: SpeakerId, version: Version) -> None:
+def ask_for_pictures(dispatcher: Dispatcher, speaker_id: SpeakerId, version: Version) -> None:
     """Ask workers for both pictures of a version, unless they were asked already.
 
     Raises:
         PicturesFailed: a worker could not draw them. Unavailable.
     """
-    reason = drawers.draw(str(speaker_id), version.vuid)
+    reason = dispatcher.draw(str(speaker_id), version.vuid)
     if reason is not None:
         raise PicturesFailed(
             f"The pictures of version {version.number} of voice '{version.name}' could not be drawn. {reason}"

@@ -255,8 +255,6 @@ class _Adding:
             key=self.upload.name.key,
             life=life,
             now=now,
-            max_versions=self.limits.versions,
-            immutable=self.limits.immutable,
             numbering=self.upload.numbering,
         )
 

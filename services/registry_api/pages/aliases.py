@@ -25,7 +25,7 @@ from services.registry_api.pages.forms import (
 )
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import SpeakerDocument, number_of
 from speaker_registry.errors import AliasNotFound, InvalidRequest, PreconditionFailed
 from speaker_registry.names import DEFAULT, MAX_VERSION, parse_alias
 from speaker_registry.schemas import VoiceAlias
@@ -153,11 +153,11 @@ def _unmoved_since(alias: str, seen: int) -> Check:
         if alias not in document.aliases:
             now = f"Alias `{alias}` was removed after the page with this button was loaded."
         elif not seen:
-            now = f"There is an alias `{alias}` already, and it means version {_version_of(document, alias)}."
+            now = f"There is an alias `{alias}` already, and it means version {number_of(document, alias)}."
         else:
             now = (
                 f"`{alias}` has changed since the page with this button was loaded, and means version "
-                f"{_version_of(document, alias)} now."
+                f"{number_of(document, alias)} now."
             )
         raise PreconditionFailed(
             f"{now} Nothing was changed. Reload the page of the voice and decide again.", param="moved"
@@ -170,10 +170,6 @@ def _moved(document: SpeakerDocument, alias: str) -> int:
     """Return the revision that moved an alias, or 0 if there is no such alias."""
     present = document.aliases.get(alias)
     return present.moved if present else 0
-
-
-def _version_of(document: SpeakerDocument, alias: str) -> int:
-    return rendering.alias(document, alias).version
 
 
 def _alias(fields: Fields) -> str:

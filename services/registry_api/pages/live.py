@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.access.rules import access_of, authenticate, count_request
 from services.registry_api.pages.rendering import LIVE, own_address
-from services.registry_api.pages.sessions import is_page, session_of
+from services.registry_api.pages.sessions import session_of
 from services.registry_api.protocol.error_answers import render
+from services.registry_api.protocol.routing import is_page
 from speaker_registry.errors import SpeakerRegistryError
 
 _KEPT_SECONDS = 2.0

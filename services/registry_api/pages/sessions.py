@@ -43,7 +43,7 @@ from services.registry_api.pages.rendering import (
     page_that_opens,
 )
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import PAGES
+from services.registry_api.protocol.routing import PAGES, is_page
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError, Unavailable
 
 COOKIE = "speaker_registry_session"
@@ -287,10 +287,6 @@ class _PageAnswer:
             await self._add_cookies(start)
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body)})
-
-
-def is_page(path: str) -> bool:
-    return path == PAGES or path.startswith(f"{PAGES}/")
 
 
 def is_partial(request: Request) -> bool:

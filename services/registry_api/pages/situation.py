@@ -9,8 +9,7 @@ from services.registry_api.dependencies import Services
 from services.registry_api.pages.kept import Kept
 from services.registry_api.wire import profile_rendering
 from services.shared.model.status import worst
-from services.shared.registry.pages import keys_in_view, read_live
-from services.shared.registry.pages import page as page_of
+from services.shared.registry.pages import keys_in_view, read_live, speaker_page
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import Unavailable
 from speaker_registry.schemas import FailedProof, JobSummary, Profile
@@ -90,7 +89,7 @@ class Situation:
             keys = keys_in_view(services.speakers, namespace, limit=MAX_COUNTED + 1)
             return self._counted(self._of_view(namespace, keys[:MAX_COUNTED]), more=len(keys) > MAX_COUNTED)
         except Unavailable:
-            page = page_of(services.speakers, services.store, namespace, limit=_STEP)
+            page = speaker_page(services.speakers, services.store, namespace, limit=_STEP)
             return self._counted(page.speakers, more=page.more)
 
     def _of_view(self, namespace: str, keys: Sequence[str]) -> Iterator[FoundSpeaker]:
@@ -133,13 +132,7 @@ def kept_seconds(counts: VoiceCounts) -> float:
 
 def profiles_of(services: Services) -> list[Profile]:
     """Return all profiles with their workers, required ones first."""
-    profiles = profile_rendering.profiles(
-        services.profiles,
-        services.profile_records,
-        services.workers,
-        services.campaigns,
-        [services.profiles.get(name) for name in sorted(services.profiles.names)],
-    )
+    profiles = profile_rendering.profiles(services, list(services.catalogue))
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 
 

@@ -36,10 +36,8 @@ from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.forms import DASHBOARD, MAX_CONSENT, MAX_TEXT
-from services.registry_api.wire.paging import cursor_before, find_voices
+from services.registry_api.wire.paging import cursor_before, find_voices, is_in_state
 from services.registry_api.wire.uploads import register, register_source
-from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
 from speaker_registry.errors import InvalidApiKey, InvalidRequest, SpeakerRegistryError, VoiceExists
 from speaker_registry.labels import parse_filters
@@ -78,7 +76,8 @@ def page_voices(
         after=after,
         limit=_PAGE_SIZE,
         matches=lambda speaker: (
-            speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
+            speaker.document.about.has_labels(labels)
+            and is_in_state(profiles, speaker, profile or None, state or None)
         ),
         part=part or None,
     )
@@ -101,14 +100,6 @@ def page_voices(
         max_labels=_MAX_LABELS,
         profiles=sorted(profiles.names),
     )
-
-
-def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str, state: str) -> bool:
-    version = speaker.document.default
-    if not profile:
-        return not state or profiles.state(speaker, version) == state
-    status = profiles.status(speaker, version, profiles.get(profile))
-    return not status.unsupported and state in {"", status.state}
 
 
 @dataclass(frozen=True, slots=True)

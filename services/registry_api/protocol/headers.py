@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.protocol.routing import PAGES
+from services.registry_api.protocol.routing import is_page
 from speaker_registry.schemas import Rate
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -89,7 +89,7 @@ class AnswerHeaders:
 
 def safe_headers(path: str) -> Sequence[tuple[bytes, bytes]]:
     """Return the headers for the answer to a request for this path."""
-    if path == PAGES or path.startswith(f"{PAGES}/"):
+    if is_page(path):
         # Without a referrer of its own, a browser sends forms with `Origin: null`.
         return (*SAFE_HEADERS, (b"referrer-policy", b"same-origin"), (b"content-security-policy", _PAGES))
     page = _DOCS_PAGE if path.startswith("/docs") else _NO_PAGE

@@ -36,6 +36,10 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitoring requests every few seconds."""
 
 
+def is_page(path: str) -> bool:
+    return path == PAGES or path.startswith(f"{PAGES}/")
+
+
 def sent_path(scope: Scope) -> bytes:
     """Return the path of a request as the client has sent it, before escapes are decoded."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()

@@ -15,16 +15,16 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.operations.alias import move, number_of, reset_alias
+from services.registry_api.operations.alias import move, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_of, only_new, tag_of
+from services.registry_api.wire.answers import answer, check_of, only_new, page_of, tag_of
 from services.registry_api.wire.documented import DocumentedRouter
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import SpeakerDocument, number_of
 from services.shared.registry.lookup import find
 from speaker_registry.errors import PreconditionFailed
 from speaker_registry.names import parse_alias
-from speaker_registry.schemas import AliasMove, MovedAlias, Page, VoiceAlias
+from speaker_registry.schemas import AliasMove, MovedAlias, VoiceAlias
 
 router = DocumentedRouter(prefix="/v1/voices/{name}/aliases", tags=["voices"])
 
@@ -59,15 +59,7 @@ def list_aliases(
     document = find(services.speakers, namespace, name).document
     names = sorted(one for one in document.aliases if one > after)
     shown = [rendering.alias(document, one) for one in names[:limit]]
-    return answer(
-        request,
-        Page[VoiceAlias](
-            data=shown,
-            first_id=shown[0].alias if shown else None,
-            last_id=shown[-1].alias if shown else None,
-            has_more=len(names) > limit,
-        ),
-    )
+    return answer(request, page_of(shown, lambda one: one.alias, more=len(names) > limit))
 
 
 @router.get("/{alias}", dependencies=[VOICES_READ])

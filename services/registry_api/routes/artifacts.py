@@ -36,14 +36,14 @@ from services.registry_api.routes.artifact_files import (
 )
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, file_headers
+from services.registry_api.wire.answers import answer, file_headers, page_of
 from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.uploads import NO_LIMIT
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
 from speaker_registry.names import DIGEST_PATTERN, SpeakerName
-from speaker_registry.schemas import ArtifactDescriptor, Page
+from speaker_registry.schemas import ArtifactDescriptor
 
 router = DocumentedRouter(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
 
@@ -112,8 +112,7 @@ def list_artifacts(
     speaker, version = find_version(services.speakers, profiles, namespace, name, ref)
     found = profiles.all_statuses(speaker, version)
     shown = [rendering.descriptor(profiles, speaker, version, one) for one in found]
-    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
-    return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
+    return answer(request, page_of(shown, lambda one: one.profile))
 
 
 @router.get("/{profile}", dependencies=[ARTIFACTS_READ])

@@ -10,9 +10,9 @@ from services.registry_api.campaigns.control import ShownCampaign
 from services.registry_api.dependencies import AT_STORE, After, CallerDep, Limit, ServicesDep
 from services.registry_api.routes.profiles import Profile
 from services.registry_api.wire import profile_rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, page_of
 from services.registry_api.wire.documented import DocumentedRouter
-from speaker_registry.schemas import Campaign, CampaignRequest, Page
+from speaker_registry.schemas import CampaignRequest
 
 router = DocumentedRouter(prefix="/v1/profiles/{profile}/campaigns", tags=["jobs and profiles"])
 CampaignId = Annotated[str, Path(max_length=128, description="The id of a campaign of the profile.")]
@@ -45,10 +45,7 @@ def list_campaigns(
         ids = [one.campaign.id for one in found]
         found = found[ids.index(services.campaigns.get(profile, after).campaign.id) + 1 :]
     shown = [profile_rendering.campaign(one) for one in found[:limit]]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return answer(
-        request, Page[Campaign](data=shown, first_id=first, last_id=last, has_more=len(found) > limit)
-    )
+    return answer(request, page_of(shown, lambda one: one.id, more=len(found) > limit))
 
 
 @router.get("/{campaign_id}", dependencies=_RULES)

@@ -30,13 +30,13 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.followed_jobs import follow
 from services.registry_api.wire import profile_rendering, rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, page_of
 from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
 from services.shared.view.job_records import JobRecord
-from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
+from speaker_registry.schemas import ExtractionRequest, Job, JobState, Page
 
 router = DocumentedRouter(prefix="/v1", tags=["jobs and profiles"])
 
@@ -91,8 +91,7 @@ def create_extractions(
         )
         for one in names
     ]
-    first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
-    body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
+    body = page_of(shown, lambda one: one.profile)
     job_id = next(iter(opened.values()), None)
     if job_id is None:
         return answer(request, body)
@@ -206,9 +205,5 @@ def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, a
         services.profiles.get(after)
     following = [one for one in services.catalogue if one.name > after]
     page = following[:limit]
-    shown = profile_rendering.profiles(
-        services.profiles, services.profile_records, services.workers, services.campaigns, page
-    )
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    has_more = len(following) > limit
-    return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))
+    shown = profile_rendering.profiles(services, page)
+    return answer(request, page_of(shown, lambda one: one.id, more=len(following) > limit))

@@ -24,14 +24,13 @@ from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import key_rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, page_of
 from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.forms import check_characters
 from services.shared.model.document import Counts
 from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import InvalidRequest, PermissionDenied
-from speaker_registry.schemas import ApiKey as ShownKey
-from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
+from speaker_registry.schemas import ApiKeyRequest, Quota, Usage
 
 router = DocumentedRouter(prefix="/v1", tags=["keys and quotas"])
 
@@ -138,15 +137,7 @@ def list_keys(
     page = found[start : start + limit]
     used = services.key_uses.last([key.record.id for key in page])
     shown = [key_rendering.key(keys, key, used) for key in page]
-    return answer(
-        request,
-        Page[ShownKey](
-            data=shown,
-            first_id=shown[0].id if shown else None,
-            last_id=shown[-1].id if shown else None,
-            has_more=len(found) > start + limit,
-        ),
-    )
+    return answer(request, page_of(shown, lambda one: one.id, more=len(found) > start + limit))
 
 
 @router.get("/keys/{key_id}", dependencies=[ADMIN])

@@ -9,10 +9,10 @@ from services.registry_api.access.rules import PROFILES_PROMOTE, VOICES_READ
 from services.registry_api.dependencies import AT_STORE, AfterNumber, CallerDep, Limit, ServicesDep
 from services.registry_api.operations.promote import promote
 from services.registry_api.wire import profile_rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, page_of
 from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.paging import newest_decisions
-from speaker_registry.schemas import EncoderPromotion, Page, ProfileChange
+from speaker_registry.schemas import EncoderPromotion
 
 router = DocumentedRouter(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
 Profile = Annotated[str, Path(max_length=128, description="The name of a profile.")]
@@ -46,13 +46,7 @@ def promote_encoder(
             by=caller.id,
             force=wanted.force,
         )
-    [shown] = profile_rendering.profiles(
-        services.profiles,
-        services.profile_records,
-        services.workers,
-        services.campaigns,
-        [services.profiles.get(profile)],
-    )
+    [shown] = profile_rendering.profiles(services, [services.profiles.get(profile)])
     return answer(request, shown)
 
 
@@ -74,5 +68,4 @@ def list_profile_changes(
     document = services.profile_records.read(profile)
     decisions, more = newest_decisions(document, before=after or None, limit=limit)
     shown = [profile_rendering.decision(one) for one in decisions]
-    first, last = (str(shown[0].revision), str(shown[-1].revision)) if shown else (None, None)
-    return answer(request, Page[ProfileChange](data=shown, first_id=first, last_id=last, has_more=more))
+    return answer(request, page_of(shown, lambda one: one.revision, more=more))

@@ -28,11 +28,12 @@ from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.edit import edit
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_of, tag_of
+from services.registry_api.wire.answers import answer, check_of, page_of, tag_of
 from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.forms import parse_description
 from services.registry_api.wire.paging import (
     find_voices,
+    is_in_state,
     newest_changes,
     newest_versions,
     position_in_history,
@@ -40,8 +41,6 @@ from services.registry_api.wire.paging import (
 from services.registry_api.wire.uploads import limits_of, undelete
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find, find_version, locate, not_found
-from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import SpeakerName, key_of_name
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceChange, VoiceEdit, VoiceVersion
@@ -87,7 +86,7 @@ def list_voices(
         after=after,
         limit=limit,
         matches=lambda speaker: (
-            speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
+            speaker.document.about.has_labels(labels) and is_in_state(profiles, speaker, profile, state)
         ),
         part=key_of_name(q) if q is not None else None,
     )
@@ -96,14 +95,6 @@ def list_voices(
         request,
         Page[Voice](data=shown, first_id=page.first, last_id=page.last or None, has_more=page.more),
     )
-
-
-def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, state: str | None) -> bool:
-    version = speaker.document.default
-    if profile is None:
-        return state is None or profiles.state(speaker, version) == state
-    status = profiles.status(speaker, version, profiles.get(profile))
-    return not status.unsupported and state in {None, status.state}
 
 
 @router.get("/{name}", dependencies=[VOICES_READ])
@@ -238,15 +229,7 @@ def list_versions(
     speaker = find(services.speakers, namespace, name)
     page, more = newest_versions(speaker.document, before=after or None, limit=limit)
     shown = [rendering.version(services.profiles, speaker, one) for one in page]
-    return answer(
-        request,
-        Page[VoiceVersion](
-            data=shown,
-            first_id=str(shown[0].version) if shown else None,
-            last_id=str(shown[-1].version) if shown else None,
-            has_more=more,
-        ),
-    )
+    return answer(request, page_of(shown, lambda one: one.version, more=more))
 
 
 @router.get("/{name}/versions/{ref}", dependencies=[VOICES_READ])

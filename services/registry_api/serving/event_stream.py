@@ -7,7 +7,6 @@ acknowledged change that takes something away from readers, so they may serve an
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,7 +56,8 @@ class EventStream:
         generation: the view that the events are about.
         leases: grants the process's lease.
         process: the id of the process.
-        now: returns the time that leases are measured by.
+        now: returns the seconds of a clock that also counts while the machine is suspended, because leases
+            expire then too.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class EventStream:
         leases: Leases,
         *,
         process: str,
-        now: Callable[[], float] | None = None,
+        now: Callable[[], float],
     ) -> None:
-        self.now = now or seconds_now
+        self.now = now
         self.generation = ""
         """The generation whose events the listeners receive. Empty until the first one is known."""
         self._view = generation
@@ -252,16 +252,6 @@ def _events_of(position: str, fields: Mapping[str, str]) -> Iterator[dict[str, A
         return
     for speaker in json.loads(speakers):
         yield {**event, "speaker": speaker}
-
-
-def seconds_now() -> float:
-    """Return the seconds of a clock that also counts while the machine is suspended, because leases expire
-    then too.
-    """
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def order_of(event_id: str) -> tuple[int, int]:

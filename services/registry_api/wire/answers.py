@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -17,6 +17,9 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
+from speaker_registry.schemas import Page
+
+Item = TypeVar("Item")
 
 SAFETENSORS = "application/vnd.safetensors"
 """The media type of artifacts and samples."""
@@ -56,6 +59,17 @@ def answer(
     if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def page_of(shown: Sequence[Item], cursor: Callable[[Item], object], *, more: bool = False) -> Page[Item]:
+    """Return a page of a list.
+
+    Args:
+        cursor: returns the text by which a client names an item, to ask for the page after it.
+        more: whether items follow after the page.
+    """
+    first, last = (str(cursor(shown[0])), str(cursor(shown[-1]))) if shown else (None, None)
+    return Page(data=list(shown), first_id=first, last_id=last, has_more=more)
 
 
 def answer_to_question(request: Request, body: BaseModel) -> Response:

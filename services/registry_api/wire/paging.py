@@ -7,13 +7,13 @@ This module does not know how answers are rendered.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.shared.bucket.store import Store
 from services.shared.model.decisions import Decision
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.past import Happened, HistoryPosition, concerned_profiles, past_of
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
-from services.shared.registry.pages import Listed
-from services.shared.registry.pages import page as page_of
+from services.shared.registry.pages import speaker_page
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import InvalidRequest
@@ -46,7 +46,7 @@ class VoicePage:
 
 def find_voices(
     speakers: Speakers,
-    store: Listed,
+    store: Store,
     namespace: str,
     *,
     after: str,
@@ -69,7 +69,7 @@ def find_voices(
     found: list[FoundSpeaker] = []
     last, examined, more, size = after, 0, True, min(PAGE_SIZE, limit + 1)
     while more and examined < MAX_EXAMINED:
-        page = page_of(speakers, store, namespace, after=last, limit=size, part=part)
+        page = speaker_page(speakers, store, namespace, after=last, limit=size, part=part)
         for cursor, speaker in page.entries:
             if matches(speaker):
                 if len(found) == limit:
@@ -84,6 +84,19 @@ def find_voices(
         if part is not None and len(page.entries) < asked:
             break  # another search would move as many keys again, often for nothing
     return VoicePage(found, last, more)
+
+
+def is_in_state(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, state: str | None) -> bool:
+    """Return whether a voice is in a state: its own state, or that for a profile if the profile can use it.
+
+    Args:
+        state: None accepts every state.
+    """
+    version = speaker.document.default
+    if profile is None:
+        return state is None or profiles.state(speaker, version) == state
+    status = profiles.status(speaker, version, profiles.get(profile))
+    return not status.unsupported and state in {None, status.state}
 
 
 def cursor_before(part: str) -> str:

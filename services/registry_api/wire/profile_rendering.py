@@ -6,37 +6,30 @@ from contextlib import suppress
 
 from services.registry_api.campaigns.campaign import FailedVoice, Progress
 from services.registry_api.campaigns.control import Campaigns, ShownCampaign
+from services.registry_api.dependencies import Services
 from services.shared.model.decisions import Decision
 from services.shared.model.encoders import Encoder, differences
 from services.shared.model.profile_document import ProfileDocument
-from services.shared.registry.profile_records import ProfileRecords
-from services.shared.registry.profiles import Profiles
-from services.shared.view.workers import FailedProof, LiveWorker, Workers
+from services.shared.view.workers import FailedProof, LiveWorker
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.errors import Unavailable
 
 
-def profiles(
-    known: Profiles,
-    records: ProfileRecords,
-    workers: Workers,
-    campaigns: Campaigns,
-    shown: Sequence[Profile],
-) -> list[schemas.Profile]:
+def profiles(services: Services, shown: Sequence[Profile]) -> list[schemas.Profile]:
     """Render profiles with their encoders and workers."""
-    names = [one.name for one in shown]
-    live, failed_proofs = workers.live(names), workers.failed(names)
+    names, records = [one.name for one in shown], services.profile_records
+    live, failed_proofs = services.workers.live(names), services.workers.failed(names)
     alive = {name: Counter(one.fingerprint for one in found) for name, found in live.items()}
     return [
         _profile(
             one,
-            required=known.is_required(one.name),
+            required=services.profiles.is_required(one.name),
             announced=(announced := records.read(one.name)),
             problem=records.problem(one.name),
             workers=alive[one.name],
             live=live[one.name],
-            candidates=_candidates(announced, campaigns, one.name, alive[one.name]),
+            candidates=_candidates(announced, services.campaigns, one.name, alive[one.name]),
             failed_proofs=failed_proofs[one.name],
         )
         for one in shown

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from services.shared.bucket.connection import StoreUnfit
-from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.documents import Base, Documents, IsMade
 from services.shared.bucket.layout import API_KEYS, PROFILES, REGISTRY, VIEW, api_key_of, profile_of
 from services.shared.bucket.store import Store
 from services.shared.configuration.store import StoreSettings
@@ -89,7 +89,7 @@ def adopt(
         before = RegistryDocument() if base.damaged else _parse_any(base)
         return _made(before, identity, settings, now(), did="adopt").to_bytes()
 
-    changed = documents.change(REGISTRY, decide, is_made=lambda body, _: _holds(body, identity))
+    changed = documents.change(REGISTRY, decide, is_made=_holding(identity))
     log.info("bucket.adopted", name=recorded_name(settings), identity=identity)
     return _parse(changed)
 
@@ -131,7 +131,7 @@ def _claim(
             return None
         return _made(RegistryDocument(), identity, settings, now(), did="claim").to_bytes()
 
-    claimed = documents.change(REGISTRY, decide, is_made=lambda body, _: _holds(body, identity))
+    claimed = documents.change(REGISTRY, decide, is_made=_holding(identity))
     document = _parse(claimed)
     log.info("bucket.claimed", name=document.name, identity=document.identity)
     return document
@@ -208,8 +208,5 @@ def _newer(reason: str) -> StoreUnfit:
     )
 
 
-def _holds(body: bytes, identity: str) -> bool:
-    try:
-        return RegistryDocument.parse(body).identity == identity
-    except (DocumentDamaged, DocumentNewer):
-        return False
+def _holding(identity: str) -> IsMade:
+    return RegistryDocument.holding("", lambda document: document.identity == identity)

@@ -12,6 +12,7 @@ from services.shared.configuration.values import (
     Secret,
     SecretFile,
     is_private,
+    refuse_both,
     secret_of,
     without_credentials,
 )
@@ -55,21 +56,14 @@ class AccessSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.bootstrap_key and self.bootstrap_key_file:
-            raise ValueError(
-                "SPEAKER_AUTH_BOOTSTRAP_KEY and SPEAKER_AUTH_BOOTSTRAP_KEY_FILE are set: give one of them"
-            )
+        refuse_both("SPEAKER_AUTH_BOOTSTRAP_KEY", self.bootstrap_key, self.bootstrap_key_file)
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
             raise ValueError(
                 "SPEAKER_AUTH_OIDC_ISSUER and SPEAKER_AUTH_OIDC_AUDIENCE go together: one of them is missing"
             )
         if self.oidc_client_id and not self.oidc_issuer:
             raise ValueError("SPEAKER_AUTH_OIDC_CLIENT_ID needs SPEAKER_AUTH_OIDC_ISSUER, which is missing")
-        if self.oidc_client_secret and self.oidc_client_secret_file:
-            raise ValueError(
-                "SPEAKER_AUTH_OIDC_CLIENT_SECRET and SPEAKER_AUTH_OIDC_CLIENT_SECRET_FILE are set: give one "
-                "of them"
-            )
+        refuse_both("SPEAKER_AUTH_OIDC_CLIENT_SECRET", self.oidc_client_secret, self.oidc_client_secret_file)
         if self.oidc_issuer and not is_private(self.oidc_issuer):
             raise ValueError(
                 f"SPEAKER_AUTH_OIDC_ISSUER: {without_credentials(self.oidc_issuer)} is plain http on another "
@@ -86,10 +80,6 @@ class AccessSettings(BaseSettings):
     def client_secret(self) -> str | None:
         """Return the secret of the dashboard as a client, whether it was given directly or in a file."""
         return secret_of(self.oidc_client_secret, self.oidc_client_secret_file)
-
-    def required_at(self, api: ApiSettings) -> bool:
-        """Return whether requests need a key. Raises ValueError if the settings would let strangers in."""
-        return self.why_required_at(api) is not None
 
     def why_required_at(self, api: ApiSettings) -> str | None:
         """Return the setting that makes requests need a key, or None if they need none.

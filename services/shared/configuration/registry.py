@@ -17,6 +17,7 @@ from services.shared.configuration.values import (
     Text,
     WholeDurationSeconds,
     possible_host,
+    refuse_both,
     secret_of,
 )
 
@@ -105,10 +106,7 @@ class RegistrySettings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
-        if self.redis_password and self.redis_password_file:
-            raise ValueError(
-                "SPEAKER_REDIS_PASSWORD and SPEAKER_REDIS_PASSWORD_FILE are set: give one of them"
-            )
+        refuse_both("SPEAKER_REDIS_PASSWORD", self.redis_password, self.redis_password_file)
         return self
 
     @property

@@ -99,6 +99,12 @@ def secret_of(given: SecretStr | None, file: Path | None) -> str | None:
     return given.get_secret_value() if given else None
 
 
+def refuse_both(variable: str, given: SecretStr | None, file: Path | None) -> None:
+    """Raise ValueError if both the variable of a secret and that of its file are set."""
+    if given and file:
+        raise ValueError(f"{variable} and {variable}_FILE are set: give one of them")
+
+
 def _names(text: object) -> object:
     return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else text
 

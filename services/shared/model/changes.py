@@ -54,32 +54,23 @@ def with_version(
     key: str,
     life: int,
     now: int,
-    max_versions: int,
-    immutable: bool = False,
     numbering: Numbering | None = None,
 ) -> SpeakerDocument:
     """Add a version under the next number, or under the one that an operator wants.
 
     Args:
         life: the life of the name when the upload began. An upload that began before a delete is refused.
-        immutable: refuse a further version of a voice.
         numbering: the wanted number and creation time.
 
     Raises:
-        VoiceExists, VoiceDeleted, Swept, QuotaExceeded: the version cannot be added.
+        VoiceDeleted, Swept: the version cannot be added.
         Conflict, InvalidRequest: it cannot have the wanted number or time.
     """
     if document.version(version.vuid) is not None:
         return document
     if life != document.marks.life or version.vuid in document.names_of_bytes:
         raise VoiceDeleted(f"Voice '{version.name}' was deleted while this version was being registered.")
-    if immutable and document.live:
-        raise VoiceExists(f"Voice '{document.newest.name}' already exists.")
     refuse_swept(document, version.names_of_bytes)
-    if len(document.versions) >= max_versions:
-        raise QuotaExceeded(
-            f"The voice has {len(document.versions)} versions. Accepted: {max_versions} versions of a voice."
-        )
     marks = next_marks(document, now, numbering)
     numbered = version.having(number=marks.number, created_at=marks.created_at)
     added = document.having(

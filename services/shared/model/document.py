@@ -305,7 +305,7 @@ def _remembered(before: SpeakerDocument, after: SpeakerDocument) -> tuple[Entry,
         at=after.at,
         by=after.by,
         did=after.did,
-        version=_pointed_at(after, alias) if alias else _changed_version(before, after),
+        version=number_of(after, alias) if alias else _changed_version(before, after),
         alias=alias,
     )
     return (*after.history, entry)[-KEPT_ENTRIES:]
@@ -317,7 +317,7 @@ def _changed_alias(before: SpeakerDocument, after: SpeakerDocument) -> str | Non
     return next((one for one in names if before.aliases.get(one) != after.aliases.get(one)), None)
 
 
-def _pointed_at(document: SpeakerDocument, alias: str) -> int | None:
+def number_of(document: SpeakerDocument, alias: str) -> int | None:
     """Return the number of the version that an alias points to, or None if there is no such alias."""
     present = document.aliases.get(alias)
     version = document.version(present.vuid) if present else None

@@ -4,6 +4,7 @@ Pure: no clock, no bucket, no Redis. Each kind of document adds its own members,
 and `profile_document` for profiles.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
@@ -110,6 +111,26 @@ class StoredDocument(Record):
             return True
         may_have_dropped = len(self.changes) >= KEPT_CHANGES and min(self.changes.values()) > revision
         return None if may_have_dropped else False
+
+    @classmethod
+    def holding(
+        cls, change_id: str, done: Callable[[Self], bool] | None = None
+    ) -> Callable[[bytes, int], bool | None]:
+        """Return a function that tells whether a stored body contains a change, as `has_change` does. A body
+        that cannot be understood does not.
+
+        Args:
+            done: says whether a document contains the change, if that has an id of its own.
+        """
+
+        def holds(body: bytes, revision: int) -> bool | None:
+            try:
+                document = cls.parse(body)
+            except (DocumentDamaged, DocumentNewer):
+                return False
+            return document.has_change(change_id, revision) if done is None else done(document)
+
+        return holds
 
 
 def _refuse_newer(members: dict[str, object]) -> None:

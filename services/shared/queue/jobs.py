@@ -46,7 +46,10 @@ class Dispatcher(Protocol):
         """
 
     def draw(self, speaker: str, vuid: str) -> str | None:
-        """Ask for the pictures of a version's clip. Returns why they could not be drawn, or None."""
+        """Ask workers for the pictures of a version's clip, unless they were asked already.
+
+        Returns None, or whole sentences that say why they could not draw them.
+        """
         ...
 
 

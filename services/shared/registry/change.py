@@ -8,13 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from services.shared.bucket.documents import Base, BeforeCommit, IsMade
+from services.shared.bucket.documents import Base, BeforeCommit
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import events_between
 from services.shared.model.speaker import SpeakerId
-from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.speaker_documents import SpeakerDocuments
 from services.shared.view.copies import NO_DOCUMENT
 from services.shared.view.generation import Generation
@@ -145,7 +144,7 @@ class Change:
             committed = self._documents.stored.change(
                 document_key(self._speaker_id),
                 next_body,
-                is_made=self._is_made(done),
+                is_made=SpeakerDocument.holding(self.token, done),
                 base=self._start(),
                 until=self.until,
                 is_damaged=self._is_damaged,
@@ -214,13 +213,3 @@ class Change:
         [copy] = self._documents.view.get([self._speaker_id], {})
         known = SpeakerDocument.parse(copy.body) if copy.body else None
         return SpeakerDocument.after_damage(known, self._now())
-
-    def _is_made(self, done: Done | None) -> IsMade:
-        def holds(body: bytes, revision: int) -> bool | None:
-            try:
-                document = SpeakerDocument.parse(body)
-            except (DocumentDamaged, DocumentNewer):
-                return False
-            return document.has_change(self.token, revision) if done is None else done(document)
-
-        return holds

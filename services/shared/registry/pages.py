@@ -11,10 +11,10 @@ meanwhile. The cursors make sure that no speaker is left out in this case, but s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from services.shared.bucket.layout import documents_prefix, speaker_of
-from services.shared.bucket.store import Listing
+from services.shared.bucket.store import Store
 from services.shared.model.speaker import SpeakerId, is_hashed_slug
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.copies import ViewIncomplete
@@ -31,12 +31,6 @@ longest texts would be an answer of 6 MB or more.
 """
 _ALL = "~"
 """A text that sorts after every slug."""
-
-
-class Listed(Protocol):
-    """The part of a store that lists objects."""
-
-    def list(self, prefix: str) -> Listing: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +91,8 @@ class Cursor:
         return replace(self, hashed=_ALL, key=slug)
 
 
-def page(
-    speakers: Speakers, store: Listed, namespace: str, *, after: str = "", limit: int, part: str | None = None
+def speaker_page(
+    speakers: Speakers, store: Store, namespace: str, *, after: str = "", limit: int, part: str | None = None
 ) -> SpeakerPage:
     """Return up to `limit` live speakers, ordered by key, starting after the cursor `after`.
 
@@ -150,7 +144,7 @@ def read_live(speakers: Speakers, namespace: str, keys: Sequence[str]) -> list[t
     return [(key, one) for key, one in read if isinstance(one, FoundSpeaker) and one.document.live]
 
 
-def _page_of_bucket(speakers: Speakers, store: Listed, namespace: str, after: str, limit: int) -> SpeakerPage:
+def _page_of_bucket(speakers: Speakers, store: Store, namespace: str, after: str, limit: int) -> SpeakerPage:
     with speakers.reading_bucket():
         slugs, more = _slugs(store, namespace, Cursor.parse(after), min(limit, MAX_PAGE_OF_BUCKET))
         found = speakers.read_many([SpeakerId(namespace, slug) for slug in slugs])
@@ -162,7 +156,7 @@ def _page_of_bucket(speakers: Speakers, store: Listed, namespace: str, after: st
     return SpeakerPage(entries, last=str(cursor), more=more, of_bucket=True)
 
 
-def _slugs(store: Listed, namespace: str, after: Cursor, limit: int) -> tuple[list[str], bool]:
+def _slugs(store: Store, namespace: str, after: Cursor, limit: int) -> tuple[list[str], bool]:
     """Return the next slugs after a cursor, including those of deleted speakers, and whether there are more.
 
     No document is read.

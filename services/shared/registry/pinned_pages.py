@@ -10,7 +10,8 @@ While the view cannot list the pinned speakers, the list consists of the second 
 from contextlib import suppress
 from dataclasses import replace
 
-from services.shared.registry.pages import Listed, SpeakerPage, keys_in_view, page, read_live
+from services.shared.bucket.store import Store
+from services.shared.registry.pages import SpeakerPage, keys_in_view, read_live, speaker_page
 from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import Unavailable
 
@@ -25,19 +26,22 @@ _ALL = "/all"
 
 
 def page_pinned_first(
-    speakers: Speakers, store: Listed, namespace: str, *, after: str = "", limit: int
+    speakers: Speakers, store: Store, namespace: str, *, after: str = "", limit: int
 ) -> SpeakerPage:
     """Return up to `limit` live speakers after the cursor `after`, and at most about `PAGE_BYTES` of texts.
 
     The pages are in the order that this module describes. A speaker may be on two pages, but never twice on
-    one page. Damaged documents and an unavailable view are handled as in `pages.page`. Raises `Unavailable`.
+    one page. Damaged documents and an unavailable view are handled as in `speaker_page`.
+
+    Raises:
+        Unavailable: the bucket does not answer either.
     """
     is_first_part = not after or after.startswith(_PINNED)
     goes_on = bool(after) or _has_more_than(speakers, namespace, limit)
     if is_first_part and goes_on and (found := _pinned_page(speakers, namespace, after, limit)):
         return found
     start = "" if is_first_part or after == _ALL else after
-    listed = page(speakers, store, namespace, after=start, limit=limit).within_page_bytes()
+    listed = speaker_page(speakers, store, namespace, after=start, limit=limit).within_page_bytes()
     if after:
         return listed
     if not listed.more:

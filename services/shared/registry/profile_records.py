@@ -14,7 +14,6 @@ import structlog
 from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
-from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.registry.shared_documents import DocumentUnusable, SharedDocuments
 from speaker_registry.errors import Unavailable
@@ -86,10 +85,6 @@ class ProfileRecords:
         """Return the document of a profile without using the cache. Raises `Unavailable`."""
         self._forget(profile)
         return self.read(profile)
-
-    def current(self, profile: str) -> Encoder | None:
-        """Return the current encoder of a profile, or None while no worker has announced one."""
-        return self.read(profile).current
 
     def problem(self, profile: str) -> str | None:
         """Return why the document of a profile could not be used, or None if it was missing or used. This

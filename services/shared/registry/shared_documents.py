@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents, IsMade
+from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents
 from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
@@ -120,7 +120,6 @@ class SharedDocuments:
         by: str,
         did: str,
         with_body: bool,
-        done: Callable[[D], bool] | None = None,
         mend: Callable[[], D] | None = None,
     ) -> Changed[D]:
         """Commit the document that `decide` makes from the newest one, and record the change in Redis.
@@ -132,8 +131,6 @@ class SharedDocuments:
             decide: returns the next document, or its argument if there is nothing to change. It refuses by
                 raising an error of the registry, and may be called several times.
             with_body: whether Redis keeps a copy of the JSON.
-            done: says whether a document already contains the change. By default the document keeps the
-                change's own id.
             mend: returns a document to decide on in place of a damaged one, or of one that the bucket has
                 lost although Redis has a copy.
 
@@ -149,7 +146,7 @@ class SharedDocuments:
             after = decide(before)
             if after is before and not is_mended:
                 return None
-            after = after.following(before, None if done else change_id, at=self.now(), by=by, did=did)
+            after = after.following(before, change_id, at=self.now(), by=by, did=did)
             body = after.to_bytes()
             self.before_commit()
             return body
@@ -157,7 +154,7 @@ class SharedDocuments:
         committed = self._documents.change(
             path,
             next_body,
-            is_made=_is_made(kind, done, change_id),
+            is_made=kind.holding(change_id),
             known_revision=self._copied_revision(kind, path),
             is_damaged=lambda base: _is_damaged(kind, path, base),
         )
@@ -283,14 +280,3 @@ def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
     except (DocumentDamaged, DocumentNewer) as error:
         return isinstance(error, DocumentDamaged)
     return False
-
-
-def _is_made(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> IsMade:
-    def holds(body: bytes, revision: int) -> bool | None:
-        try:
-            document = kind.parse(body)
-        except (DocumentDamaged, DocumentNewer):
-            return False
-        return document.has_change(change_id, revision) if done is None else done(document)
-
-    return holds

@@ -21,7 +21,7 @@ from redis import Redis
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.access.rules import accepted_scopes, check_rules, our_routes, tenant_of
 from services.registry_api.keys.api_keys import ALL_SCOPES, Token, new_token, parse_token
-from services.registry_api.pages.sessions import is_page
+from services.registry_api.protocol.routing import is_page
 from services.shared.configuration.access import AccessSettings, RateSettings
 from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, cli

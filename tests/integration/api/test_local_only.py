@@ -111,10 +111,10 @@ def test_with_keys_it_does_not_matter(start: Start):
 def test_behind_a_proxy_keys_are_needed():
     """Keys are required behind a proxy, on loopback too, because the proxy may let any client through."""
     behind = ApiSettings(trusted_proxies="127.0.0.1")
-    assert AccessSettings().required_at(behind)
-    assert not AccessSettings().required_at(ApiSettings())
+    assert AccessSettings().why_required_at(behind) is not None
+    assert AccessSettings().why_required_at(ApiSettings()) is None
     with pytest.raises(ValueError, match="SPEAKER_API_TRUSTED_PROXIES is set"):
-        AccessSettings(required=False).required_at(behind)
+        AccessSettings(required=False).why_required_at(behind)
 
 
 @pytest.mark.parametrize("given", ["*", "10.0.0.1/8", "proxy", "10.0.0.0/8,nonsense", "10.0.0"])

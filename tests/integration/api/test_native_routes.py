@@ -359,7 +359,7 @@ def test_the_last_good_artifact_is_served_until_the_new_one_is_ready(start: Star
     registry.worker.announce(NEWER)
     registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
     registry.opened.profile_records.clear_cache()
-    registry.opened.profile_records.current(PROFILE)
+    registry.opened.profile_records.read(PROFILE)
     refused = registry.client.get(path, params={"current": True})
     assert error_of(refused) == (409, "artifact_stale")
     assert "not made by the current encoder" in refused.json()["error"]["message"]

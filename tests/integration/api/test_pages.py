@@ -18,7 +18,8 @@ from services.registry_api.access.rules import accepted_scopes, our_routes
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.pages import history, keys, voices
 from services.registry_api.pages.activity import Activity
-from services.registry_api.pages.sessions import COOKIE, FORM_COOKIE, is_page
+from services.registry_api.pages.sessions import COOKIE, FORM_COOKIE
+from services.registry_api.protocol.routing import is_page
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
 from services.shared.view.workers import FailedProof

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from services.registry_api.access.rules import our_routes
 from services.registry_api.keys.api_keys import new_token
-from services.registry_api.pages.sessions import is_page
+from services.registry_api.protocol.routing import is_page
 from services.shared.configuration.access import AccessSettings
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
