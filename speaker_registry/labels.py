@@ -11,13 +11,14 @@ MAX_LENGTH = 63
 """Maximum number of characters of a key or a value."""
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
+VALUE_PATTERN = rf"^(?:{_NAME})?$"
 _KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_NAME}")
 _VALUE = re.compile(rf"(?:{_NAME})?")
 LABEL_CHANGES_SCHEMA: dict[str, Any] = {
     "propertyNames": {"pattern": f"^{_KEY.pattern}$", "maxLength": MAX_LENGTH},
     "additionalProperties": {
         "anyOf": [
-            {"type": "string", "pattern": f"^{_VALUE.pattern}$", "maxLength": MAX_LENGTH},
+            {"type": "string", "pattern": VALUE_PATTERN, "maxLength": MAX_LENGTH},
             {"type": "null"},
         ]
     },

@@ -130,12 +130,17 @@ def _fault_of(name: str) -> str | None:
     for character in name:
         if character in "/\\@" or unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
             return f"it contains {character!a}"
-    if not any(map(_is_visible, name)):
+    if not is_visible(name):
         return "it has no visible character"
     return None
 
 
-def _is_visible(character: str) -> bool:
+def is_visible(text: str) -> bool:
+    """Return whether a text has a character that is visible when drawn."""
+    return any(map(_is_drawn, text))
+
+
+def _is_drawn(character: str) -> bool:
     if unicodedata.category(character) == "Cf":
         return _DRAWN.fullmatch(character) is not None
     return not character.isspace() and _BLANK.fullmatch(character) is None

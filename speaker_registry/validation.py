@@ -3,18 +3,22 @@
 They are built from pydantic's error details and from the JSON schema that the value was checked against.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from speaker_registry.labels import VALUE_PATTERN
 from speaker_registry.names import DIGEST_PATTERN
 
 Schema = Mapping[str, Any]
 
 _MAX_SHOWN_CHARACTERS = 80
-_PATTERNS = {DIGEST_PATTERN: "sha256:… with 64 characters of 0-9 and a-f"}
-"""Patterns that are told in other words, because people see such values in a shortened form."""
+_PATTERNS = {DIGEST_PATTERN: "sha256:… with 64 characters of 0-9 and a-f", VALUE_PATTERN: "blue_1.0"}
+"""Patterns that are told in other words: people see digests in a shortened form, and values of labels have a
+message of their own once they are text.
+"""
 _KINDS = {
     "array": "a list",
     "boolean": "true or false",
@@ -35,7 +39,7 @@ def invalid_value_message(fault: ErrorDetails, path: Sequence[str | int], schema
     """
     first, *rest = path
     place = f"'{first}{''.join(f'[{step}]' for step in rest)}'"
-    value, words = shortened(fault["input"]), accepted(subschema(schema, path))
+    value, words = quoted_json(fault["input"]), accepted(subschema(schema, path))
     if fault["type"] == "missing":
         return f"{place} is missing" + (f"; accepted: {words}" if words else "")
     if own := validator_message(fault):
@@ -56,6 +60,13 @@ def shortened(value: object) -> str:
     return ascii(value)[:_MAX_SHOWN_CHARACTERS]
 
 
+def quoted_json(value: object) -> str:
+    """Format a value of a JSON document as `shortened` does, but with the JSON words true, false and null."""
+    if isinstance(value, bool | list | dict | None):
+        return json.dumps(value, default=ascii)[:_MAX_SHOWN_CHARACTERS]
+    return shortened(value)
+
+
 def validator_message(fault: ErrorDetails) -> str | None:
     """Return the message of a validator of this project. Returns None if pydantic itself refused the
     value.
@@ -67,7 +78,11 @@ def subschema(schema: Schema, path: Sequence[str | int]) -> Schema:
     """Return the part of a schema that describes one field or list entry. It is empty if there is none."""
     found: Schema = _without_null(schema)
     for step in path:
-        below = found.get("items", {}) if isinstance(step, int) else found.get("properties", {}).get(step, {})
+        if isinstance(step, int):
+            below = found.get("items", {})
+        else:
+            others = found.get("additionalProperties") or {}  # false if there are none
+            below = found.get("properties", {}).get(step, others)
         found = _without_null(below)
     return found
 

@@ -112,6 +112,9 @@ class MemoryQueue:
         self.draws.append((speaker, vuid))
         return None
 
+    def forget_drawing(self, vuid: str) -> None:
+        """Do nothing, because no drawing ends here."""
+
 
 class Fingerprints:
     """The fingerprint of every profile, which a test may change."""

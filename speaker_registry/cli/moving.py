@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speaker_registry.atomic_files import check_replaceable
+from speaker_registry.cli import INTERRUPTED
 from speaker_registry.cli.command import (
     OK,
     REFUSED,
@@ -141,9 +142,20 @@ def _run(
 ) -> Output:
     from speaker_registry.moving.transfer import Report, Transfer  # noqa: PLC0415  see `_import`
 
+    done: list[Result] = []
     with counting("import", len(tasks), quiet=arguments.json) as on_result:
-        transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result, arguments.on_pause)
-        report = transfer.run(tasks)
+
+        def note(result: "Result") -> None:
+            done.append(result)
+            on_result(result)
+
+        transfer = Transfer(client, arguments.jobs, arguments.dry_run, note, arguments.on_pause)
+        try:
+            report = transfer.run(tasks)
+        except KeyboardInterrupt:
+            ended = f"interrupted after {len(done)} of {len(tasks)} voices"
+            message = ended + _to_continue(dry_run=arguments.dry_run)
+            raise CommandError(message, status=INTERRUPTED) from None
     not_tried = len(tasks) - len(report.results)
     whole = Report(results=(*unusable, *report.results), stopped=report.stopped)
     return _output(whole, not_tried, dry_run=arguments.dry_run)
@@ -157,11 +169,17 @@ def _output(report: "Report", not_tried: int, *, dry_run: bool) -> Output:
         "stopped": _error(report.stopped),
         "voices": [_entry(result) for result in report.results],
     }
-    status = REFUSED if counts["refused"] else OK
+    status, warnings = REFUSED if counts["refused"] else OK, about_weights(report.results)
     if report.stopped is not None:
-        status = status_of(report.stopped)
-    text, about = _text(report, not_tried, dry_run=dry_run), about_weights(report.results)
-    return Output(document, text, status, warnings=about)
+        status, when = status_of(report.stopped), when_to_retry(report.stopped)
+        warnings.append(f"ended early: {printable(report.stopped)}{_to_continue(when, dry_run=dry_run)}")
+    return Output(document, _text(report, not_tried, dry_run=dry_run), status, warnings)
+
+
+def _to_continue(when: str = "", *, dry_run: bool) -> str:
+    if dry_run:
+        return ""
+    return f"; run the same command again{when} to continue, what is registered is not sent again"
 
 
 def _entry(result: "Result") -> dict[str, object]:
@@ -182,13 +200,6 @@ def _error(error: SpeakerRegistryError | None) -> dict[str, object] | None:
 
 def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
     lines = [", ".join(_counted(report, not_tried, dry_run=dry_run))]
-    if report.stopped is not None:
-        lines.append(f"ended early: {printable(report.stopped)}")
-        if not dry_run:
-            lines.append(
-                f"run the same command again{when_to_retry(report.stopped)} to continue; what is registered "
-                "is not sent again"
-            )
     refused = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
     if refused:
         lines += ["", table(("REFUSED", "NAME", "REASON"), _shortened(refused))]

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from speaker_registry.names import NAMESPACE_PATTERN
+from speaker_registry.names import NAMESPACE_PATTERN, is_visible
 from speaker_registry.schemas.common import RequestBody, Schema
 from speaker_registry.scopes import Scope
 
@@ -58,6 +58,13 @@ class ApiKeyRequest(RequestBody):
     """
     requests_per_minute: int | None = Field(default=None, gt=0, le=10**9)
     uploads_per_minute: int | None = Field(default=None, gt=0, le=10**9)
+
+    @field_validator("name")
+    @classmethod
+    def _check_visible(cls, name: str) -> str:
+        if not is_visible(name):
+            raise ValueError("it has no visible character; accepted: text of 1 to 128 characters")
+        return name
 
 
 class Usage(Schema):

@@ -97,6 +97,18 @@ def test_a_redis_that_takes_no_writes_is_shown_as_a_closed_gate(
     assert samples(signals)["registry_view_in_use",] == 1
 
 
+def test_a_user_that_must_not_read_the_view_is_shown_as_a_closed_gate(
+    registry: OpenedRegistry, signals: RedisSignals
+):
+    """Redis was called down, and the metric of the view was missing, so the alert about it could not fire."""
+    registry.redis.execute_command("ACL", "SETUSER", "default", "resetkeys", "~rq:*")
+    try:
+        shown = samples(signals)
+        assert (shown["registry_redis_up",], shown["registry_view_in_use",]) == (1, 0)
+    finally:
+        registry.redis.execute_command("ACL", "SETUSER", "default", "allkeys")
+
+
 def test_a_process_that_began_while_redis_was_full_does_not_call_it_down(
     registry: OpenedRegistry, valkey: ValkeyServer, tmp_path: Path
 ):

@@ -226,6 +226,10 @@ def test_a_lost_connection_is_made_again_before_giving_up():
     [
         "NOPERM User somebody has no permissions to run the 'info' command",
         "DENIED Redis is running in protected mode",
+        "NOAUTH Authentication required.",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+        "ERR max number of clients reached",
+        "ERR DB index is out of range",
         "ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `somebody`, `s3cret`",
         "MOVED 3999 127.0.0.1:6381",
         "CROSSSLOT Keys in request don't hash to the same slot",
@@ -236,7 +240,24 @@ def test_a_refused_connection_makes_redis_unavailable(error: str, monkeypatch: p
     monkeypatch.setattr(redis_access, "_throttle", LogThrottle(60.0))  # other tests may have met the same
     with answering(lambda _: f"-{error}\r\n".encode()) as url, capture_logs() as logs:
         for _ in range(3):
-            assert_unavailable(connect(url))
+            with (
+                pytest.raises(Unavailable, match=r"refuses|lacks a right|cluster") as caught,
+                unavailable_without_redis(),
+            ):
+                connect(url).ping()
+            assert "s3cret" not in caught.value.message
     [line] = [line for line in logs if line["event"] in {"redis.unreachable", "redis.refused"}]
     assert line["setting"] == "SPEAKER_REDIS_URL"
     assert "s3cret" not in str(line)
+
+
+def test_what_redis_says_is_logged_without_the_command(monkeypatch: pytest.MonkeyPatch):
+    """Commands hold names and transcripts. Of a command in a pipeline redis-py quotes the beginning."""
+    monkeypatch.setattr(redis_access, "_throttle", LogThrottle(60.0))
+    refused = "Command # 2 (HSET sr:voice private) of pipeline caused error: WRONGTYPE wrong kind of value"
+    with capture_logs() as logs:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="refuses commands"), unavailable_without_redis():
+                raise redis.ResponseError(refused)
+    [line] = logs
+    assert (line["event"], line["cause"]) == ("redis.refused", "ResponseError: WRONGTYPE wrong kind of value")

@@ -64,9 +64,9 @@ class _Answer:
     """Profile -> how many workers failed the proof of its encoder."""
     encoders: Mapping[str, Encoder]
     """Profile -> its current encoder. Profiles without one are omitted."""
-    quarantined: int
+    quarantined: int | None
     append_log_ok: bool | None
-    swept_at: float
+    swept_at: float | None
     further: Sequence[GaugeMetricFamily]
 
 
@@ -122,7 +122,8 @@ class RedisSignals(Collector):
             return None
 
     def _ask(self) -> _Answer:
-        queues, pictures, quarantined, persistence, swept = self._lengths()
+        queues, pictures, persistence = self._lengths()
+        quarantined, swept_at = self._quarantined_and_swept_at()
         encoders = self._encoders(queues)
         view_in_use, complete, workers, failed = self._of_view(queues)
         serving = {
@@ -140,7 +141,7 @@ class RedisSignals(Collector):
             encoders=encoders,
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
-            swept_at=float(swept.partition(b":")[0]) if swept else 0,
+            swept_at=swept_at,
             further=self._further(),
         )
 
@@ -169,7 +170,20 @@ class RedisSignals(Collector):
         except Unavailable:  # Redis answers, but this process cannot write its first word there
             return False, False, {name: Counter() for name in names}, dict.fromkeys(names, 0)
 
-    def _lengths(self) -> tuple[dict[str, _Queue], _Queue, int, Mapping[str, Any], bytes | None]:
+    def _quarantined_and_swept_at(self) -> tuple[int | None, float | None]:
+        """Return the number of quarantined jobs and the time of the last sweep. Returns None for both if
+        Redis, which is up, does not let this process read them.
+        """
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.llen(QUARANTINE_KEY)
+                pipeline.get(SWEPT)
+                quarantined, swept = pipeline.execute()
+        except redis.ResponseError:
+            return None, None
+        return quarantined, float(swept.partition(b":")[0]) if swept else 0
+
+    def _lengths(self) -> tuple[dict[str, _Queue], _Queue, Mapping[str, Any]]:
         """Read the lengths of the queues directly, because RQ's own counts clean up first, and write."""
         with self._redis.pipeline(transaction=False) as pipeline:
             for queue in (*self._queues.values(), self._pictures):
@@ -177,12 +191,10 @@ class RedisSignals(Collector):
                 pipeline.llen(queue.intermediate_queue_key)
                 pipeline.zcard(queue.started_job_registry.key)
                 pipeline.lrange(queue.key, 0, _NEXT_JOBS - 1)
-            pipeline.llen(QUARANTINE_KEY)
             pipeline.info("persistence")
-            pipeline.get(SWEPT)
-            *answers, quarantined, persistence, swept = pipeline.execute()
+            *answers, persistence = pipeline.execute()
         *found, pictures = (_Queue(*answers[at : at + 4]) for at in range(0, len(answers), 4))
-        return dict(zip(self._queues, found, strict=True)), pictures, quarantined, persistence, swept
+        return dict(zip(self._queues, found, strict=True)), pictures, persistence
 
     def _waited(self, queues: Mapping[str, _Queue]) -> dict[str, float]:
         """Return for how many seconds the longest waiting job of each queue has waited, by Redis' clock."""
@@ -218,8 +230,10 @@ def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
 def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.VIEW_IN_USE, answer.view_in_use)
     yield _single(metrics.VIEW_COMPLETE, answer.view_complete)
-    yield _single(metrics.QUARANTINED, answer.quarantined)
-    yield _single(metrics.LAST_SWEEP, answer.swept_at)
+    if answer.quarantined is not None:
+        yield _single(metrics.QUARANTINED, answer.quarantined)
+    if answer.swept_at is not None:
+        yield _single(metrics.LAST_SWEEP, answer.swept_at)
     if answer.append_log_ok is not None:
         yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
     yield from _queue_families(answer)

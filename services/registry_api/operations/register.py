@@ -277,6 +277,8 @@ def _registered(
     """
     speaker, opened = FoundSpeaker(document, id=speaker_id), dict[str, str]()
     try:
+        if not created:
+            jobs.forget_drawing(version)
         speaker = _present(speakers, speaker, version)
         opened = extract_missing(jobs, profiles, speaker, version)
         opened |= extract_restored(jobs, profiles, speaker, version)

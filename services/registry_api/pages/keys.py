@@ -154,7 +154,9 @@ def _wanted(fields: Fields) -> ApiKeyRequest:
         )
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
-        accepted = "1 to 128 characters" if field == "name" else f"{NAMESPACE_PATTERN}, or *"
+        accepted = (
+            "1 to 128 characters, one of them visible" if field == "name" else f"{NAMESPACE_PATTERN}, or *"
+        )
         raise InvalidRequest(f"The {field} is not accepted; accepted: {accepted}.", param=field) from None
 
 

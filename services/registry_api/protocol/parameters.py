@@ -19,7 +19,7 @@ from starlette.responses import Response
 from services.shared.configuration.mistyped import nearest
 from speaker_registry.errors import InvalidRequest
 from speaker_registry.json_objects import DuplicateKey, without_duplicates
-from speaker_registry.validation import accepted, invalid_value_message, shortened
+from speaker_registry.validation import accepted, invalid_value_message, quoted_json
 
 
 class OnlyKnownParameters:
@@ -108,7 +108,7 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
         sent = ascii(request.headers.get("content-type", ""))[:80]
         return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")
     if not path:  # the fault concerns the whole body
-        found = "missing" if fault["type"] == "missing" else shortened(fault["input"])
+        found = "missing" if fault["type"] == "missing" else quoted_json(fault["input"])
         return InvalidRequest(f"The body is {found}; accepted: {accepted(schema)}.", param="body")
     return InvalidRequest(f"{invalid_value_message(fault, path, schema)}.", param=str(path[0]))
 

@@ -26,6 +26,7 @@ from speaker_registry.names import (
     parse_voice_id,
 )
 from speaker_registry.schemas.voices import MAX_DESCRIPTION
+from speaker_registry.validation import quoted_json
 
 MAX_TEXT = MAX_DESCRIPTION
 """The longest transcript or description, in characters. Thirty seconds of speech have a few hundred."""
@@ -266,12 +267,14 @@ def _parse_embedding(text: str) -> np.ndarray:
     except (ValueError, RecursionError):
         raise ValueError(f"must be valid JSON: it is {ascii(text)[:40]}") from None
     if not isinstance(values, list) or not values:
-        raise ValueError(f"must be a non-empty list of numbers: it is {ascii(values)[:40]}")
+        raise ValueError(f"must be a non-empty list of numbers: it is {quoted_json(values)[:40]}")
     if len(values) > MAX_EMBEDDING:
         raise ValueError(f"exceeds maximum length ({MAX_EMBEDDING} elements): it has {len(values)}")
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"must contain only numeric values: element {position} is {ascii(value)[:40]}")
+            raise ValueError(
+                f"must contain only numeric values: element {position} is {quoted_json(value)[:40]}"
+            )
     with np.errstate(over="ignore"):
         embedding = np.array([_float(value) for value in values], dtype=np.float32)
     if not np.isfinite(embedding).all():

@@ -88,7 +88,7 @@ class RqDispatcher:
         Returns None, or whole sentences that say why they could not draw them. In that case, workers are not
         asked again for a day, unless the bucket had lost the clip, which may have been restored since.
         """
-        job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
+        job_id, about = _drawing_id(vuid), {"speaker": speaker, "vuid": vuid}
         with unavailable_without_redis():
             queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
             finished = status_of(queue, job_id) == JobStatus.FINISHED.value
@@ -104,6 +104,13 @@ class RqDispatcher:
                     return f"{cause} Workers have been asked to try again."
             return None
 
+    def forget_drawing(self, vuid: str) -> None:
+        """Forget what the last drawing of a version's clip found, because the clip was uploaded again."""
+        with unavailable_without_redis():
+            queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
+            if status_of(queue, _drawing_id(vuid)) == JobStatus.FINISHED.value:
+                self._connection.delete(job_key(_drawing_id(vuid).encode()))
+
     def _known_queues(self) -> list[JobQueue]:
         """Return the queues that jobs were put into, also those of former profiles and of campaigns."""
         keys = cast(set[bytes], self._connection.smembers(JobQueue.redis_queues_keys))
@@ -113,3 +120,7 @@ class RqDispatcher:
 
     def _queue(self, name: str) -> JobQueue:
         return JobQueue(name, connection=self._connection)
+
+
+def _drawing_id(vuid: str) -> str:
+    return f"draw-{DRAWING}-{vuid}"

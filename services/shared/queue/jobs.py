@@ -52,6 +52,9 @@ class Dispatcher(Protocol):
         """
         ...
 
+    def forget_drawing(self, vuid: str) -> None:
+        """Forget what the last drawing of a version's clip found, because the clip was uploaded again."""
+
 
 class Jobs:
     """Opens, changes and ends jobs. Every method may raise `ViewAway` or `Unavailable`."""
@@ -228,6 +231,10 @@ class Jobs:
         if it had ended already. Those who ask for the job hear about the other one.
         """
         return self._claims.end(speaker_id, job, "superseded", {"replaced": "true"})
+
+    def forget_drawing(self, version: Version) -> None:
+        """Forget what the last drawing of a version's clip found, because the clip was uploaded again."""
+        self._dispatcher.forget_drawing(version.vuid)
 
     def remove(self, job: OpenJob) -> None:
         """Remove a job from its queue. A worker that has already taken it finds out when it publishes."""

@@ -29,7 +29,7 @@ from services.shared.telemetry import tracing
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.keys import FORMER, complete_key
-from services.shared.view.redis_access import WRITES_REFUSED, connect, unavailable_without_redis
+from services.shared.view.redis_access import connect, unavailable_without_redis
 from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
 from services.shared.view.view_document import Named, ViewDocument
 from services.shared.view.words import Words
@@ -335,7 +335,7 @@ class Generation:
         try:
             if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
                 log.info("view.begun", generation=generation)
-        except WRITES_REFUSED:
+        except redis.ResponseError:  # it answers, and has not begun the generation
             self._unused = generation
             raise
 

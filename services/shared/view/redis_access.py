@@ -84,23 +84,25 @@ class WritesUnsafeError(redis.ResponseError):
     """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
 
 
-WRITES_REFUSED = (OutOfMemoryError, ReadOnlyError, WritesUnsafeError, NoPermissionError)
-"""Errors of a server that takes no writes now. It may still answer reads."""
-
-
 class ServerBusyError(redis.ResponseError):
     """The server is blocked by a script that does not end (BUSY)."""
+
+
+class TooManyConnectionsError(redis.ConnectionError):
+    """The server has as many connections as it accepts (maxclients)."""
 
 
 _POLICY = re.compile(r"maxmemory_policy:(\S+)")
 _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
 """Maps error codes for which redis-py has no class to our classes."""
+_TOO_MANY_CONNECTIONS = {"max number of clients reached": TooManyConnectionsError}
+"""The same for a text of the code ERR."""
 _REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
 """A server puts this before an error that holds only since the transaction's commands were queued."""
 _DENIED_IN_SCRIPT = "ERR ACL failure in script"
 """A server that denies a command of a script answers with this, instead of NOPERM."""
 
-_MESSAGES: dict[type[redis.ResponseError], str] = {
+_MESSAGES: dict[type[redis.RedisError], str] = {
     NoScriptError: "Redis was just restarted.",  # replaced between loading a script and calling it
     OutOfMemoryError: "Redis has reached its memory limit and takes no writes now.",
     ReadOnlyError: "Redis is a read-only replica now and takes no writes.",
@@ -110,8 +112,13 @@ _MESSAGES: dict[type[redis.ResponseError], str] = {
     NoPermissionError: "The user in SPEAKER_REDIS_URL lacks a right that the registry needs in Redis.",
     AskError: "Redis runs in cluster mode, in which the registry cannot use it.",
     ClusterCrossSlotError: "Redis runs in cluster mode, in which the registry cannot use it.",
+    redis.ResponseError: "Redis refuses commands of the registry. The registry's log says why.",
+    redis.AuthenticationError: "Redis refuses the user or password in SPEAKER_REDIS_URL, or requires one.",
+    TooManyConnectionsError: "Redis refuses the connection: it has as many as it accepts (maxclients).",
+    redis.ConnectionError: "Redis cannot be reached now.",
+    redis.TimeoutError: "Redis cannot be reached now.",
 }
-"""Maps errors of the server that do not concern our command to the messages that callers get."""
+"""Maps classes of errors to the messages that callers get. The nearest parent class counts."""
 
 
 def connect(
@@ -245,12 +252,6 @@ class _Guarded(_Connection):  # type: ignore[misc]
         except (redis.ConnectionError, redis.TimeoutError) as error:
             _log_unreachable(self.address, error)
             raise
-        except redis.ResponseError as error:
-            if _message_for(error) is not None:
-                raise
-            # No command of ours was refused, but the connection, for example because its database is missing.
-            _log_unreachable(self.address, error)
-            raise redis.ConnectionError("the server refused the connection") from error
 
     def connect(self) -> None:
         # The pool calls this before it lends a connection, so no transaction is under way.
@@ -320,7 +321,8 @@ def _guarded(kind: type[Any], breaker: Breaker, address: str) -> type[Any]:
 def _with_our_classes(parser_class: type[Any]) -> type[Any]:
     if issubclass(parser_class, _OurErrors):
         return parser_class
-    classes = {**parser_class.EXCEPTION_CLASSES, **_OUR_CLASSES}
+    theirs = parser_class.EXCEPTION_CLASSES
+    classes = {**theirs, **_OUR_CLASSES, "ERR": {**theirs["ERR"], **_TOO_MANY_CONNECTIONS}}
     return type(parser_class.__name__, (_OurErrors, parser_class), {"EXCEPTION_CLASSES": classes})
 
 
@@ -341,40 +343,41 @@ class _OurErrors:
 
 @contextmanager
 def unavailable_without_redis() -> Iterator[None]:
-    """Convert problems with the server to `Unavailable`. Errors that our own scripts return pass
-    unchanged.
-    """
+    """Convert errors of the server and of connections to `Unavailable`."""
     try:
         yield
     except redis.ResponseError as error:
-        message = _message_for(error)
-        if message is None:
-            raise
         _log_refusal(error)
-        raise Unavailable(message, retry_after_seconds=5) from error
+        raise Unavailable(_message_for(error), retry_after_seconds=5) from error
     except EvictingServerError as error:
         raise Unavailable(str(error), retry_after_seconds=60) from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise Unavailable("Redis cannot be reached now.", retry_after_seconds=2) from error
+        raise Unavailable(_message_for(error), retry_after_seconds=2) from error
 
 
-def _message_for(error: redis.ResponseError) -> str | None:
-    """Return what callers are told. Returns None if the error may concern our command."""
-    return next((_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES), None)
+def _message_for(error: redis.RedisError) -> str:
+    return next(_MESSAGES[cls] for cls in type(error).__mro__ if cls in _MESSAGES)
 
 
 def _log_refusal(error: redis.ResponseError) -> None:
-    kind = type(error).__name__
-    if _throttle.due(("redis.refused", kind)):
-        # The text of the error may quote the command.
-        log.warning("redis.refused", setting="SPEAKER_REDIS_URL", error=kind)
+    if _throttle.due(("redis.refused", type(error))):
+        log.warning("redis.refused", setting="SPEAKER_REDIS_URL", cause=_cause(error))
 
 
 def _log_unreachable(address: str, error: redis.RedisError) -> None:
-    text = str(error).partition(", with args")[0]  # an old server quotes the arguments of HELLO: a password
-    cause = f"{type(error).__name__}: {text}"
+    cause = _cause(error)
     if _throttle.due(("redis.unreachable", address, cause)):
         log.warning("redis.unreachable", setting="SPEAKER_REDIS_URL", address=address, cause=cause)
+
+
+def _cause(error: redis.RedisError) -> str:
+    """Return the class and the text of an error, without the command that it may quote.
+
+    redis-py quotes a pipeline's command before the text. A server that does not know a command quotes its
+    arguments at the end, and those of HELLO include the password.
+    """
+    text = str(error).rpartition(" of pipeline caused error: ")[2].partition(", with args")[0]
+    return f"{type(error).__name__}: {text}"
 
 
 def _address_of(url: str) -> str:

@@ -6,7 +6,6 @@ import redis
 
 from services.shared.model.clock import Clock
 from services.shared.view.keys import words_key
-from services.shared.view.redis_access import WRITES_REFUSED
 
 
 class Words:
@@ -46,7 +45,7 @@ class Words:
         self.refusal = None
         try:
             found = self._replace(key)
-        except WRITES_REFUSED as refusal:
+        except redis.ResponseError as refusal:
             if not expected:
                 raise
             self.refusal = refusal

@@ -55,10 +55,10 @@ def test_an_edit_that_somebody_overtook_is_refused(registry: Registry, name: str
     [
         ({"labels": {"a b": "c"}}, "The key 'a b' of a label"),
         ({"labels": {"team": "b c"}}, "The value 'b c' of label 'team'"),
-        ({"labels": {"team": 3}}, "'labels[team]' is 3"),
+        ({"labels": {"team": 3}}, "'labels[team]' is 3; accepted: text of up to 63 characters like blue_1.0"),
         ({"labels": {f"k{number}": "v" for number in range(33)}}, "33 labels"),
         ({"labels": {f"k{number}": "v" * 300 for number in range(32)}}, "The value 'vvv"),
-        ({"labels": None}, "'labels' is None"),
+        ({"labels": None}, "'labels' is null; accepted: a JSON object"),
         ({"pinned": "yes"}, "'pinned' is 'yes'"),
         ({"description": "x" * 8001}, "8000"),
         ({"description": "a\u0000b"}, "control character"),

@@ -176,7 +176,7 @@ def test_a_tenant_gives_no_key_more_than_every_key_has(closed: Registry):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"requests_per_minute": True}, "'requests_per_minute' is True; accepted: a whole number from 1 to"),
+        ({"requests_per_minute": True}, "'requests_per_minute' is true; accepted: a whole number from 1 to"),
         ({"uploads_per_minute": "5"}, "'uploads_per_minute' is '5'; accepted: a whole number from 1 to"),
         ({"expires_at": "4000000000"}, "'expires_at' is '4000000000'; accepted: a whole number from 0 to"),
     ],
@@ -186,6 +186,16 @@ def test_a_number_of_a_key_is_a_number(closed: Registry, given: dict[str, object
     refused = ask_for_key(closed, **given)
     assert refused.status_code == 400
     assert message(refused).startswith(says)
+
+
+@pytest.mark.parametrize("name", [" ", "\u200b", "\u3164"])
+def test_a_key_has_a_name_that_can_be_seen(closed: Registry, name: str):
+    """In the list of keys it would be a key without a name."""
+    refused = ask_for_key(closed, name=name)
+    assert refused.status_code == 400
+    assert message(refused) == (
+        f"'name' is {name!a}: it has no visible character; accepted: text of 1 to 128 characters."
+    )
 
 
 def test_without_a_limit_there_is_nothing_to_exceed(start: Start):

@@ -32,6 +32,15 @@ def files(registry: Registry, name: str) -> list[Path]:
     return sorted(path for path in found if path.name.endswith((WAVEFORM, MEL)))
 
 
+def lose_clip(registry: Registry, name: str) -> dict[Path, bytes]:
+    """Delete the files of a clip. Returns what they held."""
+    stored = (registry.folder / "default/d" / name).rglob("*")
+    clip = {file: file.read_bytes() for file in stored if file.name in {"clip", "rendition"}}
+    for file in clip:
+        file.unlink()
+    return clip
+
+
 def erase_at_once(registry: Registry, name: str) -> None:
     """Erase what was deleted, as if its grace period were over."""
     erase(
@@ -130,10 +139,7 @@ def test_a_clip_that_cannot_be_drawn_is_given_up(registry: Registry, name: str):
 def test_a_clip_that_was_lost_is_drawn_once_it_is_restored(registry: Registry, name: str):
     """The answer names the cause meanwhile, and no page makes job after job."""
     registry.upload(name)
-    stored = (registry.folder / "default/d" / name).rglob("*")
-    clip = {file: file.read_bytes() for file in stored if file.name in {"clip", "rendition"}}
-    for file in clip:
-        file.unlink()
+    clip = lose_clip(registry, name)
     assert ask(registry, name).status_code == 202
     assert draw_all(registry)
     answer = ask(registry, name)
@@ -147,6 +153,18 @@ def test_a_clip_that_was_lost_is_drawn_once_it_is_restored(registry: Registry, n
     for file, data in clip.items():
         file.write_bytes(data)
     assert draw_all(registry), "the page has asked for another try"
+    assert ask(registry, name).status_code == 200
+
+
+def test_a_clip_that_was_lost_and_uploaded_again_is_not_called_lost(registry: Registry, name: str):
+    """The first request after the upload was answered with what the drawing before it had found."""
+    registry.upload(name)
+    lose_clip(registry, name)
+    assert ask(registry, name).status_code == 202
+    assert draw_all(registry)
+    registry.upload(name)
+    assert ask(registry, name).status_code == 202
+    assert draw_all(registry)
     assert ask(registry, name).status_code == 200
 
 

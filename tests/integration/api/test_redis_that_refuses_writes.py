@@ -16,7 +16,9 @@ from structlog.testing import capture_logs
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.access import RateSettings
-from services.shared.view import generation
+from services.shared.queue.rq_jobs import JobQueue, queue_name
+from services.shared.telemetry.logs import LogThrottle
+from services.shared.view import generation, redis_access
 from services.shared.view.keys import shared_key
 from services.shared.view.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
@@ -163,6 +165,40 @@ def test_reads_go_on(registry: Registry):
         assert response.status_code == 200, f"{path}: {response.text}"
 
 
+@pytest.mark.parametrize("kept", [b"", b"sr:view"], ids=["all", "all but the stamp"])
+def test_keys_that_hold_something_else_are_an_outage_of_redis(
+    registry: Registry, own_valkey: ValkeyServer, kept: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """Every request that met one was answered 500."""
+    monkeypatch.setattr(generation, "UNWATCHED_SECONDS", 0.0)
+    with Redis.from_url(own_valkey.url) as redis:
+        keys = [key for key in redis.keys("sr:*") if redis.type(key) != b"zset" and key != kept]
+        assert keys
+        for key in keys:
+            redis.delete(key)
+            redis.zadd(key, {"foreign": 1})
+        for path in (f"/v1/voices/{NAME}", ARTIFACT, f"{ARTIFACT}/file"):
+            response = registry.client.get(path)
+            assert response.status_code == 200, f"{path}: {response.text}"
+        for response in writes(registry.client):
+            assert response.status_code == 503, response.text
+        assert "refuses commands" in registry.client.get("/readyz").json()["parts"]["view"]
+
+
+def test_an_upload_is_answered_as_usual_if_its_queue_holds_something_else(
+    registry: Registry, own_valkey: ValkeyServer
+):
+    """The voice is stored, and housekeeping starts its extraction once the queue takes jobs. The answer was
+    500, and later ones that the voice exists.
+    """
+    with Redis.from_url(own_valkey.url) as redis:
+        queue = JobQueue(queue_name(PROFILE), redis).key
+        redis.delete(queue)
+        redis.hset(queue, "foreign", 1)
+        assert registry.upload("new")["version"] == 1
+        assert registry.client.get("/v1/voices/new").json()["state"] == "pending"
+
+
 def writes(client: httpx.Client) -> Iterator[httpx.Response]:
     form = {"name": "new", "consent": "cons_1"}
     yield client.post("/v1/audio/voices", data=form, files={"audio_sample": ("clip.wav", CLIP, "audio/wav")})
@@ -250,12 +286,15 @@ def test_a_command_that_a_script_must_not_use_is_refused_as_any_other(own_valkey
             set_rights("+@all")(redis, own_valkey.data_dir)
 
 
-def test_a_database_that_does_not_exist_makes_redis_unreachable(own_valkey: ValkeyServer):
+def test_a_database_that_does_not_exist_makes_redis_unavailable(
+    own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+):
     """The log names the setting and the cause once, however many requests meet it."""
+    monkeypatch.setattr(redis_access, "_throttle", LogThrottle(60.0))  # other tests may have met the same
     with capture_logs() as logs:
         for _ in range(3):
-            with pytest.raises(Unavailable, match="cannot be reached"), unavailable_without_redis():
+            with pytest.raises(Unavailable, match="refuses commands"), unavailable_without_redis():
                 connect(own_valkey.url.replace("db=0", "db=99")).ping()
     [line] = logs
-    assert (line["event"], line["setting"]) == ("redis.unreachable", "SPEAKER_REDIS_URL")
+    assert (line["event"], line["setting"]) == ("redis.refused", "SPEAKER_REDIS_URL")
     assert "DB index is out of range" in line["cause"]

@@ -9,6 +9,8 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import campaigns, main, progress
 from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
 from speaker_registry.cli.program import parser
+from speaker_registry.moving import transfer
 from tests.unit.sdk.conftest import Outcome, Run
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -719,12 +722,34 @@ def test_a_registry_that_asks_for_a_long_pause_cannot_answer_now(
 def test_an_import_ends_early_if_the_registry_asks_for_a_long_pause(
     run: Run, registry: FakeRegistry, tmp_path: Path, status: int, code: str
 ):
-    """The report says when to run the command again."""
+    """Standard error says when to run the command again, as for `sync`. It was in the report alone, and with
+    `--json` nowhere.
+    """
     (tmp_path / "alice.wav").write_bytes(b"RIFF")
-    registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+    warning = "ended early: not now; run the same command again in 3600 s to continue, what is registered is"
+    for option, begins in (("--jobs=1", f"speaker-registry: {warning}"), ("--json", '{"warning": ')):
+        registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+        outcome = run("import", str(tmp_path), "--consent", "yes", option)
+        assert outcome.status == 3
+        assert outcome.err.startswith(begins)
+        assert warning in outcome.err
+    assert json.loads(outcome.out)["stopped"] == {"code": code, "message": "not now"}
+
+
+def test_an_interrupted_import_says_how_far_it_came(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The report is lost with the process, and with it what was sent."""
+
+    def interrupted(futures: Sequence[Future[None]]) -> None:
+        wait(futures)
+        raise KeyboardInterrupt
+
+    (tmp_path / "alice.wav").write_bytes(b"RIFF")
+    monkeypatch.setattr(transfer, "wait", interrupted)
     outcome = run("import", str(tmp_path), "--consent", "yes")
-    assert (outcome.status, outcome.err) == (3, "")
-    assert "ended early: not now\nrun the same command again in 3600 s to continue;" in outcome.out
+    assert (outcome.status, outcome.out) == (130, "")
+    assert outcome.err.startswith("speaker-registry: interrupted after 1 of 1 voices; run the same command")
 
 
 @pytest.mark.parametrize(
