@@ -51,13 +51,15 @@ def test_the_policy_is_shown_and_remembered(registry: Registry, name: str):
     assert [one["did"] for one in changes] == ["edit", "edit", "register"]
 
 
-@pytest.mark.parametrize("value", ["never", None, True])
-def test_another_policy_is_refused_with_those_that_are_accepted(registry: Registry, name: str, value: object):
+@pytest.mark.parametrize(("value", "quoted"), [("never", "'never'"), (None, "null"), (True, "true")])
+def test_another_policy_is_refused_with_those_that_are_accepted(
+    registry: Registry, name: str, value: object, quoted: str
+):
     registry.upload(name)
     refused = edit(registry, name, {"promotion": value})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "promotion")
     message = refused.json()["error"]["message"]
-    assert f"'promotion' is {value!r}" in message
+    assert f"'promotion' is {quoted}" in message
     assert "accepted: 'on_ready', 'manual'" in message
 
 
