@@ -21,7 +21,7 @@ from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.pushing import DEFAULT_SLOTS
 from speaker_registry.pushing.asked_registry import AskedRegistry
-from speaker_registry.pushing.names import fault_of, pushed_name
+from speaker_registry.pushing.names import digest, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import ServerVoices, SpeechServer, UploadRefused
 from speaker_registry.syncing.synchronization import Outcome, Report
 
@@ -44,14 +44,13 @@ _Result = TypeVar("_Result")
 class _Pushed:
     """A voice in the server that was pushed from here."""
 
-    reference: str
-    version_id: str
+    voice_id: str
+    """The id of its voice, or the digest of the id if the registry has no such voice."""
+    number: str
+    version: str
+    """Digest of the id of the version."""
     since: float
     """Time of its upload, by the clock of the server."""
-
-    @property
-    def voice_id(self) -> str:
-        return self.reference.rpartition("@")[0]
 
 
 @dataclass(slots=True)
@@ -162,19 +161,21 @@ class Pusher:
     def _see(self, found: ServerVoices, state: _State) -> None:
         """Take in what the server offers."""
         ours, mark = {}, self._registry.mark
+        ids = {digest(voice_id): voice_id for voice_id in self._registry.voices}
         for name, one in found.uploaded.items():
             version = mark.version_in(one.consent)
             if version is None:
                 continue
             if version.registry != mark.registry:
                 raise _another_registry(name, self._server, self._registry)
-            ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
+            voice_id = ids.get(version.voice, version.voice)
+            ours[name] = _Pushed(voice_id, version.number, version.version, one.created_at)
         state.names, state.ours, state.now = set(found.names), ours, found.now
 
     def _held(self, entry: ManifestEntry, state: _State) -> _Pushed | None:
         """Return the voice that was made from exactly this version, or None if the server has none."""
         one = state.ours.get(pushed_name(entry, self._kind))
-        return one if one is not None and one.version_id == entry.version_id else None
+        return one if one is not None and one.version == digest(entry.version_id) else None
 
     def _notice_replaced(self, state: _State) -> None:
         current = {key: pushed_name(entry, self._kind) for key, entry in self._registry.voices.items()}
@@ -271,7 +272,8 @@ class Pusher:
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         fault = self._fault_of(name, entry, state) or self._upload(name, entry, state)
         if fault is None:
-            state.ours[name] = _Pushed(entry.reference, entry.version_id, state.now)
+            version = digest(entry.version_id)
+            state.ours[name] = _Pushed(entry.voice_id, str(entry.version), version, state.now)
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
         if self._held(entry, state):  # from another pusher, which was first
@@ -362,7 +364,7 @@ class Pusher:
                 self._delete(name, state)
 
     def _is_deleted(self, one: _Pushed) -> bool:
-        return self._registry.is_deleted(one.reference, one.version_id)
+        return self._registry.is_deleted(f"{one.voice_id}@{one.number}", one.version)
 
     def _delete(self, name: str, state: _State) -> bool:
         """Delete a voice from the server. Returns False and records a fault if the server has no answer."""

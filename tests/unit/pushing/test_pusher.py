@@ -17,6 +17,7 @@ from speaker_registry.cli import pushing as push_command
 from speaker_registry.cli.syncing import carry_out
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
+from speaker_registry.names import MAX_NAME_LENGTH
 from speaker_registry.pushing import pusher as pusher_module
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
 from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
@@ -145,6 +146,36 @@ def test_an_embedding_arrives_without_a_clip(client: Client, server: VoiceServer
     client.voices = [entry("eve", source="embedding")]
     assert states(make()) == {"eve@1": "written"}
     assert server.speech._get_uploaded_speaker_embedding("eve@1") == [0.25] * 1024
+
+
+@pytest.mark.parametrize("source", ["audio", "embedding"])
+@pytest.mark.parametrize("character", ["n", "é", "語", "👩"])
+def test_the_longest_names_of_the_registry_arrive(
+    client: Client, server: VoiceServer, make: Make, character: str, source: str
+):
+    """vLLM-Omni puts the name and the mark into the name of one file."""
+    named = {"voice_id": f"voice_{'0' * 32}_x-{'0' * 40}", "version_id": "1" * 32, "source": source}
+    client.voices = [entry(character * MAX_NAME_LENGTH, 99_999_999, **named)]
+    assert [one.state for one in make().run().outcomes] == ["written"]
+    assert [one.state for one in make().run().outcomes] == ["unchanged"]
+    server.start()
+    assert [one.state for one in make().run().outcomes] == ["unchanged"]
+
+
+@pytest.mark.parametrize("source", ["audio", "embedding"])
+def test_a_name_that_becomes_too_long_keeps_no_other_one_out(
+    client: Client, server: VoiceServer, make: Make, source: str
+):
+    """Some letters become two in lower case. The server would fail at an embedding of such a name, which
+    looks like a server without an answer.
+    """
+    client.voices = [entry("İ" * MAX_NAME_LENGTH, source=source), entry("alice")]
+    report = make().run()
+    assert sorted(one.state for one in report.outcomes) == ["missing", "written"]
+    assert [one.reason for one in report.outcomes if one.reason] == [
+        "its name in vLLM-Omni would have 258 characters; accepted: up to 137"
+    ]
+    assert (report.fault, server.count("POST")) == (None, 1)
 
 
 def test_nothing_is_sent_twice(client: Client, server: VoiceServer, make: Make):
