@@ -116,6 +116,7 @@ def make(client: Client, server: VoiceServer) -> Make:
 
     def pusher(of: Client = client, **options: Any) -> Pusher:
         speech = SpeechServer("http://tts.test", transport=server.transport())
+        options = {"clock": lambda: 1000.0 + server.later, **options}
         return Pusher(of, speech, profile=QWEN, **options)  # type: ignore[arg-type]
 
     return pusher
@@ -230,6 +231,29 @@ def test_the_grace_of_a_version_ends_also_if_each_push_is_a_process_of_its_own(
     server.later = LATER
     make().run()
     assert server.names == {"alice@2"}
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_changes_nothing_for_a_watching_pusher(
+    client: Client, server: VoiceServer, make: Make, jump: float
+):
+    """A replaced version would stay for hours, or leave at once, and so with a clip that was refused."""
+    now = 1000.0
+    client.voices = [entry("alice")]
+    pusher = make(clock=lambda: now)
+    pusher.run()
+    server.later = jump
+    client.voices = [entry("alice", 2)]
+    pusher.run()
+    client.voices, client.seconds = [entry("alice", 2), entry("carol")], 0.5
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "missing"}
+    client.seconds = 1.5
+    now += GRACE_SECONDS - 1
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "missing"}
+    assert server.names == {"alice@1", "alice@2"}
+    now += 2
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "written"}
+    assert server.names == {"alice@2", "carol@1"}
 
 
 def test_a_version_that_was_rolled_back_keeps_its_grace(client: Client, server: VoiceServer, make: Make):
