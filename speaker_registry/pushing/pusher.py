@@ -2,11 +2,13 @@
 
 A server replaces a voice in place, and vLLM-Omni loses the former one if the new clip is refused. So each
 version is uploaded as a voice of its own that never changes, such as `wren@3`, and no name that the server
-offers is ever uploaded again. If a registry that was restored from a backup gives the number to another
-version, the voice is deleted before that version is uploaded. A voice that was pushed is recognised by its
-mark (see `names.Mark`), also by a later process.
+offers is uploaded again. Only if two pushers send a version at the same time, the second upload replaces the
+first. If a registry that was restored from a backup gives the number to another version, the voice is deleted
+before that version is uploaded. A voice that was pushed is recognised by its mark (see `names.Mark`), also by
+a later process.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +38,8 @@ deleted voice leaves the server meanwhile.
 """
 LOOK_SECONDS = 30.0
 """While voices are uploaded, the registry is asked again this often, and deleted ones leave."""
+LIST_SECONDS = 2.0
+"""A list of the server's voices that is older than this is renewed before an upload."""
 _MAX_LISTS = 3
 """After so many voices that the server refused and did not have either, it is not asked for more of them."""
 _Result = TypeVar("_Result")
@@ -251,6 +255,8 @@ class Pusher:
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
         name = pushed_name(entry, self._kind)
+        if not self._held(entry, state):
+            self._renew_list(state)
         if self._held(entry, state):
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         fault = self._fault_of(name, entry, state) or self._upload(name, entry, state)
@@ -266,6 +272,14 @@ class Pusher:
         return Outcome(
             name=entry.voice, version=entry.version, state="kept" if has_former else "missing", reason=fault
         )
+
+    def _renew_list(self, state: _State) -> None:
+        """List the server's voices again if the last list is old: another pusher may upload the same voices.
+        Without an answer, the upload that follows shows whether the server still answers.
+        """
+        if self._clock() >= self._sightings.listed_at + LIST_SECONDS:
+            with contextlib.suppress(Unavailable):
+                self._see(self._server.voices(), state)
 
     def _fault_of(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
         """Return why a voice cannot be uploaded under this name now, or None if it can."""

@@ -780,6 +780,24 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
     assert server.names == {"alice@1", "carol@1"}
 
 
+def test_two_pushers_at_once_share_the_work(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a new list, each would upload everything that the other one has uploaded meanwhile."""
+    client.voices = [entry(name) for name in ("alice", "bob", "carol")]
+    samples = client.samples
+
+    def overtaken(reference: str) -> ReferenceAudio:
+        monkeypatch.setattr(client, "samples", samples)
+        make().run()
+        server.later += pusher_module.LIST_SECONDS
+        return samples(reference)
+
+    monkeypatch.setattr(client, "samples", overtaken)
+    assert states(make()) == {"alice@1": "written", "bob@1": "unchanged", "carol@1": "unchanged"}
+    assert server.count("POST") == 4, "alice twice, because both were at her at the same time"
+
+
 @pytest.fixture
 def meanwhile(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
     """Return a function that lets something happen during the next upload, which takes long."""
