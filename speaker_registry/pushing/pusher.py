@@ -37,7 +37,7 @@ MAX_FAULTS = 10
 deleted voice leaves the server meanwhile.
 """
 LOOK_SECONDS = 30.0
-"""While voices are uploaded, the registry is asked again this often, and deleted ones leave."""
+"""The registry is asked again this often while voices are uploaded, and deleted ones leave."""
 LIST_SECONDS = 2.0
 """A list of the server's voices that is older than this is renewed before an upload."""
 _MAX_LISTS = 3

@@ -783,7 +783,7 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
 def test_two_pushers_at_once_share_the_work(
     client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ):
-    """Without a new list, each would upload everything that the other one has uploaded meanwhile."""
+    """Each would upload everything again that the other one has uploaded since its own last list."""
     client.voices = [entry(name) for name in ("alice", "bob", "carol")]
     samples = client.samples
 

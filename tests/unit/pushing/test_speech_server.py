@@ -38,7 +38,7 @@ def test_a_list_is_read_with_the_clock_of_the_server():
 
 
 def test_a_voice_without_consent_or_time_is_one_of_others():
-    """Whatever has uploaded it, it must not end the push of all voices."""
+    """The push of all other voices must not end because of it."""
     odd = {"name": "odd", "consent": None, "created_at": None}
     found = server(httpx.Response(200, json={**ANSWER, "uploaded_voices": [odd, VOICE]})).voices()
     assert found.names == {"default", "alice", "odd"}
