@@ -1,8 +1,8 @@
 """Keeps the uploaded voices of a running TTS server equal to the registry, over the server's own HTTP routes.
 
 The routes are those of vLLM-Omni 0.30 with one API process, which SGLang-Omni has as well. `speech_server`
-knows the routes and no registry, `names` makes the names that voices have there, and `pusher` decides what is
-uploaded and deleted.
+knows the routes and no registry, `names` makes the names that voices have there, `pushed` finds the voices
+that were pushed, and `pusher` decides what is uploaded and deleted.
 """
 
 SERVERS = ("vllm-omni", "sglang-omni")

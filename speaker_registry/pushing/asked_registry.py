@@ -11,7 +11,7 @@ from speaker_registry.exchange import OnPause
 from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import Pauses, as_unavailable
-from speaker_registry.pushing.names import Mark
+from speaker_registry.pushing.names import Mark, digest
 from speaker_registry.pushing.speech_server import MAX_CLIP_BYTES, Part
 from speaker_registry.syncing.samples import SpeakerSamples
 
@@ -60,10 +60,15 @@ class AskedRegistry:
         changes = self._ask(lambda: list(self._client.history(voice_id, limit=1)))
         return float(changes[0].at) if changes else None
 
-    def is_deleted(self, reference: str, version_id: str) -> bool:
-        """Return whether a version was deleted, also if its number was given to another version since."""
+    def is_deleted(self, reference: str, version: str) -> bool:
+        """Return whether a version was deleted, also if its number was given to another version since.
+
+        Args:
+            version: Digest of the id of the version.
+        """
         return is_deleted(
-            lambda: self._ask(partial(self._client.version, reference)), lambda found: found == version_id
+            lambda: self._ask(partial(self._client.version, reference)),
+            lambda found: digest(found) == version,
         )
 
     def source(self, entry: ManifestEntry) -> dict[str, Part]:

@@ -2,11 +2,13 @@
 
 A server replaces a voice in place, and vLLM-Omni loses the former one if the new clip is refused. So each
 version is uploaded as a voice of its own that never changes, such as `wren@3`, and no name that the server
-offers is ever uploaded again. If a registry that was restored from a backup gives the number to another
-version, the voice is deleted before that version is uploaded. A voice that was pushed is recognised by its
-mark (see `names.Mark`), also by a later process.
+offers is uploaded again. Only if two pushers send a version at the same time, the second upload replaces the
+first. If a registry that was restored from a backup gives the number to another version, the voice is deleted
+before that version is uploaded. A voice that was pushed is recognised by its mark (see `names.Mark`), also by
+a later process.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +17,14 @@ from functools import partial
 from typing import TypeVar
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.exchange import OnPause
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.pushing import DEFAULT_SLOTS
 from speaker_registry.pushing.asked_registry import AskedRegistry
-from speaker_registry.pushing.names import fault_of, pushed_name
+from speaker_registry.pushing.names import digest, fault_of, pushed_name
+from speaker_registry.pushing.pushed import Pushed, Sightings
 from speaker_registry.pushing.speech_server import ServerVoices, SpeechServer, UploadRefused
 from speaker_registry.syncing.synchronization import Outcome, Report
 
@@ -34,24 +37,12 @@ MAX_FAULTS = 10
 deleted voice leaves the server meanwhile.
 """
 LOOK_SECONDS = 30.0
-"""While voices are uploaded, the registry is asked again this often, and deleted ones leave."""
+"""The registry is asked again this often while voices are uploaded, and deleted ones leave."""
+LIST_SECONDS = 2.0
+"""A list of the server's voices that is older than this is renewed before an upload."""
 _MAX_LISTS = 3
 """After so many voices that the server refused and did not have either, it is not asked for more of them."""
 _Result = TypeVar("_Result")
-
-
-@dataclass(slots=True)
-class _Pushed:
-    """A voice in the server that was pushed from here."""
-
-    reference: str
-    version_id: str
-    since: float
-    """Time of its upload, by the clock of the server."""
-
-    @property
-    def voice_id(self) -> str:
-        return self.reference.rpartition("@")[0]
 
 
 @dataclass(slots=True)
@@ -60,10 +51,10 @@ class _State:
 
     names: set[str] = field(default_factory=set)
     """All names that the server offers, including those of others."""
-    ours: dict[str, _Pushed] = field(default_factory=dict)
+    ours: dict[str, Pushed] = field(default_factory=dict)
     """The voices that were pushed from here, by their names."""
     now: float = 0.0
-    """The time, by the clock of the server."""
+    """The time of the last list, by the clock of the server."""
     looked_at: float = 0.0
     """The time of the last look at the registry, in seconds of the monotonic clock."""
     gone: set[str] = field(default_factory=set)
@@ -91,6 +82,7 @@ class Pusher:
         kind: One of `SERVERS`.
         slots: Maximum number of voices that the server is given. Others are left out, and reported.
         on_pause: Called before each pause that the registry asks for.
+        clock: Replaces `time.monotonic`, for tests.
     """
 
     def __init__(
@@ -102,9 +94,12 @@ class Pusher:
         kind: str = "vllm-omni",
         slots: int = DEFAULT_SLOTS,
         on_pause: OnPause = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = AskedRegistry(client, profile, on_pause)
         self._server, self._kind, self._slots = server, kind, slots
+        self._clock, self._sightings = clock, Sightings()
+        # All times below are of this clock, because those of the server and of the bucket may be set.
         self._replaced: dict[str, float | None] = {}
         """Names of replaced versions, and when they were replaced. None if this process found them replaced
         when it began, and has not asked the registry yet when that was.
@@ -112,7 +107,7 @@ class Pusher:
         self._has_looked = False
         self._failed: dict[str, float] = {}
         """Ids of the voices whose last upload failed because the registry or the server had no answer, and
-        when that was, by the clock of the server.
+        when that was.
         """
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         """Names, with the ids of the versions, that the server has refused: the reason, and until when they
@@ -141,7 +136,7 @@ class Pusher:
             self._checked(partial(self._delete_replaced, name, state), state)
         outcomes = tuple(sorted(self._sync(state), key=lambda one: one.name))
         self._failed = {one: at for one, at in self._failed.items() if one in self._registry.voices}
-        self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
+        self._refused = {key: one for key, one in self._refused.items() if self._clock() < one[1]}
         fault = state.errors[-1] if state.errors else None
         return Report(outcomes=outcomes, removed=state.removed, fault=fault)
 
@@ -151,7 +146,7 @@ class Pusher:
         # The registry is asked after the server was, so that it knows every voice that another pusher has
         # uploaded in between. Otherwise such a voice would be deleted as unknown.
         self._registry.look()
-        state.looked_at = time.monotonic()
+        state.looked_at = self._clock()
         self._see(found, state)
         gone = state.ours.keys() - self._known(state).keys() - state.gone
         state.gone |= gone
@@ -161,29 +156,22 @@ class Pusher:
 
     def _see(self, found: ServerVoices, state: _State) -> None:
         """Take in what the server offers."""
-        ours, mark = {}, self._registry.mark
-        for name, one in found.uploaded.items():
-            version = mark.version_in(one.consent)
-            if version is None:
-                continue
-            if version.registry != mark.registry:
-                raise _another_registry(name, self._server, self._registry)
-            ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
-        state.names, state.ours, state.now = set(found.names), ours, found.now
+        state.ours = self._sightings.pushed(found, self._registry, self._server.url, self._clock())
+        state.names, state.now = set(found.names), found.now
 
-    def _held(self, entry: ManifestEntry, state: _State) -> _Pushed | None:
+    def _held(self, entry: ManifestEntry, state: _State) -> Pushed | None:
         """Return the voice that was made from exactly this version, or None if the server has none."""
         one = state.ours.get(pushed_name(entry, self._kind))
-        return one if one is not None and one.version_id == entry.version_id else None
+        return one if one is not None and one.version == digest(entry.version_id) else None
 
     def _notice_replaced(self, state: _State) -> None:
         current = {key: pushed_name(entry, self._kind) for key, entry in self._registry.voices.items()}
         replaced = [name for name, one in self._known(state).items() if name != current[one.voice_id]]
-        noticed = state.now if self._has_looked else None
+        noticed = self._clock() if self._has_looked else None
         self._replaced = {name: self._replaced.get(name, noticed) for name in replaced}
         self._has_looked = True
 
-    def _known(self, state: _State) -> dict[str, _Pushed]:
+    def _known(self, state: _State) -> dict[str, Pushed]:
         """Return the voices in the server that the registry has, too. Others are there if the server had no
         answer to their deletion.
         """
@@ -205,8 +193,8 @@ class Pusher:
         successor = self._held(self._registry.voices[one.voice_id], state)
         if successor is None:
             return False
-        if successor.since > one.since:
-            return successor.since + GRACE_SECONDS <= state.now
+        if successor.created_at > one.created_at:
+            return successor.since + GRACE_SECONDS <= self._clock()
         return self._is_grace_over(name, state) or self._is_deleted(one)
 
     def _is_grace_over(self, name: str, state: _State) -> bool:
@@ -214,7 +202,7 @@ class Pusher:
         since = self._replaced[name]
         if since is None:
             since = self._replaced[name] = self._replaced_at(state.ours[name].voice_id, state)
-        return since is not None and since + GRACE_SECONDS <= state.now
+        return since is not None and since + GRACE_SECONDS <= self._clock()
 
     def _replaced_at(self, voice_id: str, state: _State) -> float | None:
         """Return when a version was replaced that this process has not seen as the current one of its voice.
@@ -228,12 +216,12 @@ class Pusher:
             changed_at = self._registry.last_change(voice_id)
         except SpeakerRegistryError as error:
             if concerns_one_voice(error):
-                return state.now
+                return self._clock()
             if not isinstance(error, Unavailable):
                 raise
             state.without_history[voice_id] = error
             return None
-        return state.now if changed_at is None else min(state.now, changed_at)
+        return self._clock() - (0.0 if changed_at is None else max(0.0, state.now - changed_at))
 
     def _checked(self, call: Callable[[], _Result], state: _State) -> _Result:
         """Return what a call about one voice returns.
@@ -259,7 +247,7 @@ class Pusher:
     def _sync(self, state: _State) -> Iterator[Outcome]:
         """Upload what the server has not. A voice that is deleted meanwhile must not stay until the end."""
         for one in _by_priority(self._registry.voices, state, self._failed):
-            if time.monotonic() >= state.looked_at + LOOK_SECONDS:
+            if self._clock() >= state.looked_at + LOOK_SECONDS:
                 self._look(state)
             if entry := self._registry.voices.get(one.voice_id):
                 yield self._checked(partial(self._sync_voice, entry, state), state)
@@ -267,11 +255,14 @@ class Pusher:
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
         name = pushed_name(entry, self._kind)
+        if not self._held(entry, state):
+            self._renew_list(state)
         if self._held(entry, state):
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         fault = self._fault_of(name, entry, state) or self._upload(name, entry, state)
         if fault is None:
-            state.ours[name] = _Pushed(entry.reference, entry.version_id, state.now)
+            number, version = str(entry.version), digest(entry.version_id)
+            state.ours[name] = Pushed(entry.voice_id, number, version, state.now, self._clock())
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
         if self._held(entry, state):  # from another pusher, which was first
@@ -282,10 +273,18 @@ class Pusher:
             name=entry.voice, version=entry.version, state="kept" if has_former else "missing", reason=fault
         )
 
+    def _renew_list(self, state: _State) -> None:
+        """List the server's voices again if the last list is old: another pusher may upload the same voices.
+        Without an answer, the upload that follows shows whether the server still answers.
+        """
+        if self._clock() >= self._sightings.listed_at + LIST_SECONDS:
+            with contextlib.suppress(Unavailable):
+                self._see(self._server.voices(), state)
+
     def _fault_of(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
         """Return why a voice cannot be uploaded under this name now, or None if it can."""
         reason, until = self._refused.get((name, entry.version_id), (None, 0.0))
-        if reason is not None and state.now < until:
+        if reason is not None and self._clock() < until:
             return reason
         if name in state.ours:  # with another version, whose slot this one takes
             return fault_of(entry, self._kind)
@@ -323,7 +322,7 @@ class Pusher:
                 self._fail(entry, error, state)
             return error.message
         if not self._make_room(name, state):
-            self._failed[entry.voice_id] = state.now
+            self._failed[entry.voice_id] = self._clock()
             return "the former version could not be deleted"
         consent, refusal = self._registry.mark.on(entry), None
         try:
@@ -331,7 +330,7 @@ class Pusher:
         except UploadRefused as error:
             refusal = f"the server refuses it: {error}"
             if not self._is_there(entry, state):
-                self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
+                self._refused[name, entry.version_id] = refusal, self._clock() + REFUSED_SECONDS
         except Unavailable as error:
             self._fail(entry, error, state)
             self._see(self._server.voices(), state)
@@ -350,7 +349,7 @@ class Pusher:
         return is_there
 
     def _fail(self, entry: ManifestEntry, error: SpeakerRegistryError, state: _State) -> None:
-        self._failed[entry.voice_id] = state.now
+        self._failed[entry.voice_id] = self._clock()
         state.faults.append(error)
 
     def _delete_deleted(self, voice_id: str, state: _State) -> None:
@@ -361,8 +360,8 @@ class Pusher:
             if self._is_deleted(state.ours[name]):
                 self._delete(name, state)
 
-    def _is_deleted(self, one: _Pushed) -> bool:
-        return self._registry.is_deleted(one.reference, one.version_id)
+    def _is_deleted(self, one: Pushed) -> bool:
+        return self._registry.is_deleted(f"{one.voice_id}@{one.number}", one.version)
 
     def _delete(self, name: str, state: _State) -> bool:
         """Delete a voice from the server. Returns False and records a fault if the server has no answer."""
@@ -375,15 +374,6 @@ class Pusher:
         state.names.discard(name)
         state.removed += 1
         return True
-
-
-def _another_registry(name: str, server: SpeechServer, registry: AskedRegistry) -> InvalidRequest:
-    return InvalidRequest(
-        f"{server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
-        f"than {registry.id[:80]!a}, which answers at {registry.url} now; they "
-        "stay as they are. Check where the address of the registry leads. If the registry was replaced "
-        "on purpose, delete these voices there first"
-    )
 
 
 def _by_priority(

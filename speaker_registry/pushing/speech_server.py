@@ -210,7 +210,8 @@ def _refusal(message: str, *, is_foreign: bool) -> InvalidRequest:
 
 
 def _uploaded(document: Mapping[str, Any]) -> Uploaded:
-    return Uploaded(str(document["consent"]), float(document["created_at"]))
+    # Both are null if another client has uploaded the voice without them.
+    return Uploaded(str(document["consent"] or ""), float(document["created_at"] or 0))
 
 
 def _moment(response: httpx.Response) -> float:

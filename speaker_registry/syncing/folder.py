@@ -239,11 +239,12 @@ class SyncedFolder:
         newest = {name.voice: name.created_at for name in wanted}
         now = self._clock()
         kept = {
-            str(name): self._superseded.get(str(name), now)
+            # A time in the future means that the clock has stepped back. The file then stays from now on.
+            str(name): min(self._superseded.get(str(name), now), now)
             for name in self._files()
             if name not in wanted and name.created_at <= newest.get(name.voice, -1) and self._is_intact(name)
         }
-        return {name: at for name, at in kept.items() if 0 <= now - at < KEPT_SECONDS}
+        return {name: at for name, at in kept.items() if now - at < KEPT_SECONDS}
 
     def _check(self) -> _Marker | None:
         """Check that the folder may be written to. Returns the marker, or None if there is none yet."""

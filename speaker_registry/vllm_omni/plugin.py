@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Unavailable
@@ -82,8 +83,8 @@ class Plugin:
         """Ids of the voices that could not be fetched or written when that was last tried, and when that was,
         in seconds of the monotonic clock.
         """
-        self._failures = 0
-        """The number of failures in this look."""
+        self._failures: list[tuple[ManifestEntry, Exception]] = []
+        """The failures in this look, and whose they are."""
         self._reasons = Reasons()
 
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
@@ -99,15 +100,11 @@ class Plugin:
             self._follow()
             fault = ""
         except Exception as error:  # noqa: BLE001 - the server must continue, whatever is wrong here
-            fault = f"{type(error).__name__}: {error}"
+            fault = _told(error)
         now = time.monotonic()
         if fault and (fault != self._last_fault or now - self._warned_at >= _WARN_SECONDS):
             self._warned_at = now
-            log.warning(
-                "The speaker registry cannot be followed now; the server continues, and keeps deleted "
-                "voices. %s",
-                fault,
-            )
+            log.warning("%s", fault)
         elif self._last_fault and not fault:
             log.info("The speaker registry is followed again.")
         self._last_fault = fault
@@ -119,12 +116,14 @@ class Plugin:
         meanwhile: what is deleted must not stay until the last voice is there.
         """
         servers = self._take_away()
-        self._failures = 0
+        self._failures = []
         for entry in sorted(self._following.voices.values(), key=self._failed_at):
             if time.monotonic() >= self._next_look:
                 servers = self._take_away()
             if self._following.voices.get(entry.voice_id) == entry:
                 self._hold(entry, servers)
+        for failure in self._failures:
+            self._tell(*failure)
 
     def _failed_at(self, entry: ManifestEntry) -> float:
         """Return when a voice failed last, or 0 if it has not. In this order, voices that fail keep no other
@@ -147,10 +146,13 @@ class Plugin:
             self._reasons.drop(entry.voice_id)
             return
         self._failed[entry.voice_id] = time.monotonic()
-        self._failures += len(faults)
-        if self._failures > 1:
+        self._failures += [(entry, one) for one in faults]
+        if len(self._failures) > 1:
             raise faults[0]
-        reason = str(faults[0]) or type(faults[0]).__name__
+
+    def _tell(self, entry: ManifestEntry, fault: Exception) -> None:
+        """Log the only failure of a look. If there are more, `look` tells what they have in common."""
+        reason = str(fault) or type(fault).__name__
         if self._reasons.is_news(entry.voice_id, reason):
             log.warning("Voice %s cannot be fetched or written now: %s", entry.voice, reason)
 
@@ -195,6 +197,17 @@ class Plugin:
     def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
         model_type = self._following.manifest.model_type
         return SpeakerSamples(self._client, self._settings.profile, model_type).sample(reference, **facts)
+
+
+def _told(error: Exception) -> str:
+    """Return what the log says about the end of a look. It names no single file, because each look may end at
+    another one, and the same fault is logged once an hour.
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        folder = str(Path(error.filename).parent)
+        return f"The folder {folder!a} cannot be written to: {error.strerror}; new voices are not offered."
+    about = "The speaker registry cannot be followed now; the server continues, and keeps deleted voices."
+    return f"{about} {type(error).__name__}: {error}"
 
 
 def _fault_of(step: Callable[[], None]) -> Unavailable | OSError | None:

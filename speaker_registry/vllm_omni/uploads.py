@@ -273,6 +273,7 @@ class UploadedVoices:
             self._files.setdefault(str(path), {})
             if was_there:
                 log.warning("The file %s cannot be read, and is replaced", path)
+            path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed while the server runs
             write_atomically(path, data)
             header = _header_of(path)
             if _MARK not in header:

@@ -4,6 +4,7 @@ cache and storage of uploaded voices.
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 import time
@@ -709,6 +710,44 @@ def test_a_voice_whose_file_cannot_be_written_keeps_no_other_one_out(start: Star
     blocked.rmdir()
     one.look()
     assert {*names("amy")} <= one.server.uploaded_speakers.keys()
+
+
+def test_a_folder_that_is_full_is_told_once_an_hour(
+    start: Start, process: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Each look fails at other voices, whose files have other names. A log that tells each fills the disk."""
+    registry = start()
+    for name in ("amy", "bea", "cleo", "dora"):
+        registry.upload(name)
+
+    def fail(path: Path, _: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    one = process(registry.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "write_atomically", fail)
+        for _ in range(4):
+            one.look()
+    folder = str(one.server.uploaded_speakers_dir)
+    assert [text for text in caplog.messages if "No space left" in text] == [
+        f"The folder {folder!a} cannot be written to: No space left on device; new voices are not offered."
+    ]
+    one.look()
+    assert one.server.uploaded_speakers.keys() == {*names("amy", "bea", "cleo", "dora")}
+
+
+def test_a_folder_that_was_removed_is_made_again(start: Start, process: Make):
+    """Whoever cleans up may remove it while the server runs, and vLLM-Omni makes it only when it starts."""
+    registry = start()
+    for name in ("amy", "bea"):
+        registry.upload(name)
+    one = process(registry.url)
+    one.look()
+    folder = one.server.uploaded_speakers_dir
+    files = set(folder.iterdir())
+    shutil.rmtree(folder)
+    one.look()
+    assert set(folder.iterdir()) == files
 
 
 def names(*voices: str) -> list[str]:

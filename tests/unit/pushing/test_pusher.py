@@ -17,6 +17,7 @@ from speaker_registry.cli import pushing as push_command
 from speaker_registry.cli.syncing import carry_out
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
+from speaker_registry.names import MAX_NAME_LENGTH
 from speaker_registry.pushing import pusher as pusher_module
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
 from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
@@ -115,6 +116,7 @@ def make(client: Client, server: VoiceServer) -> Make:
 
     def pusher(of: Client = client, **options: Any) -> Pusher:
         speech = SpeechServer("http://tts.test", transport=server.transport())
+        options = {"clock": lambda: 1000.0 + server.later, **options}
         return Pusher(of, speech, profile=QWEN, **options)  # type: ignore[arg-type]
 
     return pusher
@@ -145,6 +147,36 @@ def test_an_embedding_arrives_without_a_clip(client: Client, server: VoiceServer
     client.voices = [entry("eve", source="embedding")]
     assert states(make()) == {"eve@1": "written"}
     assert server.speech._get_uploaded_speaker_embedding("eve@1") == [0.25] * 1024
+
+
+@pytest.mark.parametrize("source", ["audio", "embedding"])
+@pytest.mark.parametrize("character", ["n", "é", "語", "👩"])
+def test_the_longest_names_of_the_registry_arrive(
+    client: Client, server: VoiceServer, make: Make, character: str, source: str
+):
+    """vLLM-Omni puts the name and the mark into the name of one file."""
+    named = {"voice_id": f"voice_{'0' * 32}_x-{'0' * 40}", "version_id": "1" * 32, "source": source}
+    client.voices = [entry(character * MAX_NAME_LENGTH, 99_999_999, **named)]
+    assert [one.state for one in make().run().outcomes] == ["written"]
+    assert [one.state for one in make().run().outcomes] == ["unchanged"]
+    server.start()
+    assert [one.state for one in make().run().outcomes] == ["unchanged"]
+
+
+@pytest.mark.parametrize("source", ["audio", "embedding"])
+def test_a_name_that_becomes_too_long_keeps_no_other_one_out(
+    client: Client, server: VoiceServer, make: Make, source: str
+):
+    """Some letters become two in lower case. The server would fail at an embedding of such a name, which
+    looks like a server without an answer.
+    """
+    client.voices = [entry("İ" * MAX_NAME_LENGTH, source=source), entry("alice")]
+    report = make().run()
+    assert sorted(one.state for one in report.outcomes) == ["missing", "written"]
+    assert [one.reason for one in report.outcomes if one.reason] == [
+        "its name in vLLM-Omni would have 258 characters; accepted: up to 137"
+    ]
+    assert (report.fault, server.count("POST")) == (None, 1)
 
 
 def test_nothing_is_sent_twice(client: Client, server: VoiceServer, make: Make):
@@ -199,6 +231,29 @@ def test_the_grace_of_a_version_ends_also_if_each_push_is_a_process_of_its_own(
     server.later = LATER
     make().run()
     assert server.names == {"alice@2"}
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_changes_nothing_for_a_watching_pusher(
+    client: Client, server: VoiceServer, make: Make, jump: float
+):
+    """A replaced version would stay for hours, or leave at once, and so with a clip that was refused."""
+    now = 1000.0
+    client.voices = [entry("alice")]
+    pusher = make(clock=lambda: now)
+    pusher.run()
+    server.later = jump
+    client.voices = [entry("alice", 2)]
+    pusher.run()
+    client.voices, client.seconds = [entry("alice", 2), entry("carol")], 0.5
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "missing"}
+    client.seconds = 1.5
+    now += GRACE_SECONDS - 1
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "missing"}
+    assert server.names == {"alice@1", "alice@2"}
+    now += 2
+    assert states(pusher) == {"alice@2": "unchanged", "carol@1": "written"}
+    assert server.names == {"alice@2", "carol@1"}
 
 
 def test_a_version_that_was_rolled_back_keeps_its_grace(client: Client, server: VoiceServer, make: Make):
@@ -723,6 +778,24 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
     monkeypatch.setattr(client, "manifest", overtaken)
     make().run()
     assert server.names == {"alice@1", "carol@1"}
+
+
+def test_two_pushers_at_once_share_the_work(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Each would upload everything again that the other one has uploaded since its own last list."""
+    client.voices = [entry(name) for name in ("alice", "bob", "carol")]
+    samples = client.samples
+
+    def overtaken(reference: str) -> ReferenceAudio:
+        monkeypatch.setattr(client, "samples", samples)
+        make().run()
+        server.later += pusher_module.LIST_SECONDS
+        return samples(reference)
+
+    monkeypatch.setattr(client, "samples", overtaken)
+    assert states(make()) == {"alice@1": "written", "bob@1": "unchanged", "carol@1": "unchanged"}
+    assert server.count("POST") == 4, "alice twice, because both were at her at the same time"
 
 
 @pytest.fixture

@@ -146,6 +146,7 @@ def server() -> Server:
 
 def pusher_of(client: Client, server: Server, **options: Any) -> Pusher:
     speech = SpeechServer("http://tts.test", transport=InProcess(server.app))
+    options = {"clock": lambda: server.now, **options}
     return Pusher(client, speech, profile=QWEN, kind="sglang-omni", **options)  # type: ignore[arg-type]
 
 

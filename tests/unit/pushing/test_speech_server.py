@@ -37,6 +37,14 @@ def test_a_list_is_read_with_the_clock_of_the_server():
     assert (found.uploaded["alice"].consent, found.uploaded["alice"].created_at) == ("c", 7)
 
 
+def test_a_voice_without_consent_or_time_is_one_of_others():
+    """The push of all other voices must not end because of it."""
+    odd = {"name": "odd", "consent": None, "created_at": None}
+    found = server(httpx.Response(200, json={**ANSWER, "uploaded_voices": [odd, VOICE]})).voices()
+    assert found.names == {"default", "alice", "odd"}
+    assert (found.uploaded["odd"].consent, found.uploaded["alice"].consent) == ("", "c")
+
+
 @pytest.mark.parametrize("headers", [{}, {"date": "yesterday"}])
 def test_a_server_without_a_clock_is_believed_to_have_ours(headers: dict[str, str]):
     before = time.time()

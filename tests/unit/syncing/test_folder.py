@@ -97,6 +97,20 @@ def test_a_superseded_file_stays_for_a_while(tmp_path: Path):
     assert data_in(tmp_path) == {b"new", b"b"}
 
 
+def test_a_superseded_file_stays_although_the_clock_steps_back(tmp_path: Path):
+    """Its time begins again then, so it neither vanishes under a starting server nor stays for hours."""
+    clock = Clock()
+    target = folder(tmp_path, clock=clock)
+    sync(target, old=(ALICE, 1))
+    sync(target, new=(ALICE, 2))
+    clock.now -= 7200
+    sync(target, new=(ALICE, 2))
+    assert data_in(tmp_path) == {b"old", b"new"}
+    clock.now += KEPT_SECONDS
+    sync(target, new=(ALICE, 2))
+    assert data_in(tmp_path) == {b"new"}
+
+
 def test_a_file_that_comes_back_counts_again(tmp_path: Path):
     """A file that was superseded and is wanted again is not removed when its time has come."""
     clock = Clock()
