@@ -286,6 +286,17 @@ def test_a_command_that_a_script_must_not_use_is_refused_as_any_other(own_valkey
             set_rights("+@all")(redis, own_valkey.data_dir)
 
 
+def test_a_transaction_that_must_not_begin_is_refused_as_any_other_command(own_valkey: ValkeyServer):
+    """The server carries out the commands, and says of EXEC that nothing had begun."""
+    with connect(own_valkey.url) as client, Redis.from_url(own_valkey.url) as redis:
+        set_rights("-multi")(redis, own_valkey.data_dir)
+        try:
+            with pytest.raises(Unavailable, match="lacks a right"), unavailable_without_redis():
+                client.pipeline(transaction=True).get("sr:test").execute()
+        finally:
+            set_rights("+@all")(redis, own_valkey.data_dir)
+
+
 def test_a_database_that_does_not_exist_makes_redis_unavailable(
     own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ):
