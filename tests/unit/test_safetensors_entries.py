@@ -43,7 +43,7 @@ def test_a_fault_of_one_tensor_is_named(change: dict[str, Any], says: str):
 
 
 def test_a_dtype_that_no_file_may_have_is_refused_with_the_one_that_the_profile_requires():
-    """Of the accepted dtypes, the profile accepts only one for this tensor."""
+    """The profile accepts only one dtype for this tensor."""
     with pytest.raises(InvalidArtifact) as caught:
         read_tensors(file({"a": ENTRY | {"dtype": "BF16"}}), {"a": TensorSpec(dtype="F32", shape=(4,))})
     assert str(caught.value) == "tensor 'a' has dtype 'BF16'; accepted: F32"

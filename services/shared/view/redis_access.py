@@ -113,7 +113,7 @@ _CODES = {
     re.compile("ERR (ACL failure in script|EXEC without MULTI)"): "NOPERM",
     re.compile("ERR .*unknown (redis )?(sub)?command", re.IGNORECASE): "NOCOMMAND",
 }
-"""Codes for errors that have none of their own. They are recognized by the beginning of their text."""
+"""Maps the beginnings of errors that have no code of their own to the codes that they get here."""
 _QUOTED_ARGUMENTS = ", with args"
 """A server that does not know a command quotes its arguments after this, also the password of HELLO."""
 

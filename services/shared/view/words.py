@@ -12,7 +12,7 @@ from services.shared.view.keys import words_key
 
 _TRY_COMMANDS = (Path(__file__).parent / "lua" / "_words.lua").read_text()
 _KEY_OF_RQ = "rq:queues"
-"""Without rights to RQ's keys, voices could be registered and no extraction queued."""
+"""A key of RQ. A user who must not use it could register voices, and no extraction could be queued."""
 
 
 class Words:
