@@ -244,8 +244,13 @@ class Artifact:
         ]
 
 
-def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
+def read_tensors(
+    data: bytes, specs: Mapping[str, TensorSpec] | None = None
+) -> tuple[dict[str, np.ndarray], Manifest | None]:
     """Read the tensors of a safetensors file, and its manifest if it has one. The bytes need not be trusted.
+
+    Args:
+        specs: What a profile requires of the tensors. Only error messages use it: `check_tensors` checks it.
 
     Raises:
         InvalidArtifact: The file is not a complete safetensors file, its header is larger than 64 KiB, tensor
@@ -261,7 +266,8 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
             raise InvalidArtifact(
                 f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters"
             )
-    check_entries(data, header, {code: np.dtype(dtype).itemsize for code, dtype in _DTYPES.items()})
+    required = {name: spec.dtype for name, spec in (specs or {}).items()}
+    check_entries(data, header, {code: np.dtype(dtype).itemsize for code, dtype in _DTYPES.items()}, required)
     try:
         tensors = safetensors.numpy.load(data)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -405,7 +411,8 @@ def _read_manifest(metadata: Any) -> Manifest | None:
     try:
         return Manifest.model_validate_json(metadata["manifest"])
     except ValidationError as error:
-        places = sorted({".".join(map(str, fault["loc"])) for fault in error.errors()})
+        faults = ((".".join(map(str, fault["loc"])) or "it is not a JSON object") for fault in error.errors())
+        places = sorted(set(faults))
         raise InvalidArtifact(f"the manifest is not valid: {', '.join(places)}") from error
 
 

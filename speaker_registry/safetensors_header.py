@@ -40,28 +40,32 @@ def read_header(data: bytes | mmap.mmap) -> dict[str, Any]:
     return header
 
 
-def check_entries(data: bytes, header: Mapping[str, Any], item_bytes: Mapping[str, int]) -> None:
+def check_entries(
+    data: bytes, header: Mapping[str, Any], item_bytes: Mapping[str, int], required: Mapping[str, str]
+) -> None:
     """Check the entry of each tensor alone, for errors that name the tensor and what is accepted. Whether the
     tensors cover the data without a gap is left to the library.
 
     Args:
         header: The header of the file `data`, without `__metadata__`.
         item_bytes: The accepted dtypes, with the number of bytes of one value.
+        required: The dtypes of known tensors. They are named if another dtype is not accepted at all.
 
     Raises:
         InvalidArtifact: An entry is not accepted.
     """
     (length,) = struct.unpack("<Q", data[:8])
     for name, entry in header.items():
-        if fault := _fault(entry, item_bytes, len(data) - 8 - length):
+        fault = _fault(entry, item_bytes, len(data) - 8 - length, required.get(name))
+        if fault:
             raise InvalidArtifact(f"tensor {name[:80]!a} has {fault}")
 
 
-def _fault(entry: Any, item_bytes: Mapping[str, int], data_bytes: int) -> str | None:
+def _fault(entry: Any, item_bytes: Mapping[str, int], data_bytes: int, required: str | None) -> str | None:
     members = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (members.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in item_bytes:
-        return f"dtype {dtype!a:.80}; accepted: {sorted(item_bytes)}"
+        return f"dtype {dtype!a:.80}; accepted: {required or sorted(item_bytes)}"
     if not _are_counts(shape):
         return f"shape {shape!a:.80}; accepted: a list of whole numbers that are not negative"
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

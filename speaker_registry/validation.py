@@ -106,7 +106,7 @@ def accepted(schema: Schema) -> str:
         return words + size + (f", each of them {entries}" if entries else "")
     if kind == "object" and schema.get("properties"):
         return f"{words} with {', '.join(sorted(schema['properties']))}"
-    return words
+    return words + _size(schema, "minProperties", "maxProperties", "entries")
 
 
 def _without_null(schema: Schema) -> Schema:

@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from services.shared.view import generation as generation_module
+from services.shared.view import words as words_module
 
 Weather = Callable[[str, Callable[[], Any]], Any]
 """Carries out one call, given what it is and what it does, or fails before or after it."""
@@ -150,6 +151,8 @@ class MemoryClient:
         return _Pipeline(self)
 
     def register_script(self, text: str) -> Callable[..., Any]:
+        if text == words_module._TRY_COMMANDS:  # it changes nothing
+            return lambda keys, args, client: client.eval("return 0", 0)
         [name] = [
             path.stem for path in generation_module._LUA.glob("[a-z]*.lua") if text.endswith(path.read_text())
         ]

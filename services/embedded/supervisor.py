@@ -130,8 +130,7 @@ class EmbeddedRegistry:
         next_metrics_port = _next_metrics_port()
         self.port = _claim_port(host, self._settings.port)
         self.url = f"http://{_bracketed(ApiSettings(host=host).own_host)}:{self.port}"
-        _make_data_folder(data)
-        self._lock_data_folder(data)
+        self._lock_bucket(data)
         self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(self._redis_folder(data))
         environment = self._environment(data, redis_url)
@@ -141,14 +140,18 @@ class EmbeddedRegistry:
             self.children[name].start()
         self._wait_until_up()
 
-    def _lock_data_folder(self, data: Path) -> None:
-        """Lock the data folder. Two registries on one bucket with separate Redis servers would assign the
-        same version numbers.
+    def _lock_bucket(self, data: Path) -> None:
+        """Lock the bucket, and make its folder if there is none. Two registries on one bucket with separate
+        Redis servers would assign the same version numbers.
         """
+        bucket = data / "bucket"
         try:
-            self._stack.enter_context(exclusive_lock(data, wait_seconds=LOCK_WAIT_SECONDS))
+            bucket.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._stack.enter_context(exclusive_lock(bucket, wait_seconds=LOCK_WAIT_SECONDS))
         except FolderInUseError:
             raise _in_use(data) from None
+        except OSError as error:
+            raise StartFailed(f"DATA is {data}, which cannot be used: {error.strerror}.") from None
 
     def _key_file(self, data: Path) -> Path | None:
         try:
@@ -332,13 +335,6 @@ def _claim_port(host: str, port: int) -> int:
             raise StartFailed(why_not_listening(error, host, port, prefix="")) from None
         claimed: int = probe.getsockname()[1]
         return claimed
-
-
-def _make_data_folder(data: Path) -> None:
-    try:
-        (data / "bucket").mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise StartFailed(f"DATA is {data}, which cannot be used: {error.strerror}.") from None
 
 
 def _bracketed(host: str) -> str:

@@ -92,15 +92,18 @@ def test_a_file_is_no_folder(tmp_path: Path, program: str):
     assert last["reason"].endswith("cannot be used: it is a file. Accepted: a folder")
 
 
-def test_the_folder_of_a_running_registry_is_not_adopted(tmp_path: Path):
-    """Its processes would keep the former identity. `make run` locks the folder that holds the bucket."""
-    bucket = tmp_path / "bucket"
-    bucket.mkdir()
-    with exclusive_lock(tmp_path, wait_seconds=0):
-        *_, last = lines(ADOPT, SPEAKER_STORE_URL=bucket.as_uri())
+@pytest.mark.parametrize("path", ["DATA/bucket", "other/linked", "other/folder/../linked"])
+def test_the_folder_of_a_running_registry_is_not_adopted(tmp_path: Path, path: str):
+    """Its processes would keep the former identity. The folder may have several paths."""
+    bucket = tmp_path / path
+    for folder in ("DATA/bucket", "other/folder"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "other/linked").symlink_to(tmp_path / "DATA/bucket")
+    with exclusive_lock(tmp_path / "DATA/bucket", wait_seconds=0):
+        *_, last = lines(ADOPT, SPEAKER_STORE_URL=f"file://{bucket}")
         assert "a running registry uses it. Stop the registry first" in last["reason"]
         assert not (bucket / REGISTRY).exists()
-    *_, last = lines(ADOPT, status=0, SPEAKER_STORE_URL=bucket.as_uri())
+    *_, last = lines(ADOPT, status=0, SPEAKER_STORE_URL=f"file://{bucket}")
     assert last["event"] == "bucket.adopted"
 
 

@@ -241,7 +241,7 @@ def test_a_refused_connection_makes_redis_unavailable(error: str, monkeypatch: p
     with answering(lambda _: f"-{error}\r\n".encode()) as url, capture_logs() as logs:
         for _ in range(3):
             with (
-                pytest.raises(Unavailable, match=r"refuses|lacks a right|cluster") as caught,
+                pytest.raises(Unavailable, match=r"refuses|lacks a right|does not have|cluster") as caught,
                 unavailable_without_redis(),
             ):
                 connect(url).ping()
@@ -261,3 +261,25 @@ def test_what_redis_says_is_logged_without_the_command(monkeypatch: pytest.Monke
                 raise redis.ResponseError(refused)
     [line] = logs
     assert (line["event"], line["cause"]) == ("redis.refused", "ResponseError: WRONGTYPE wrong kind of value")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ERR unknown command 'ECHO', with args beginning with: 'private' ",
+        "ERR unknown command `ECHO`, with args beginning with: `private`, ",
+        "ERR Unknown command called from script script: 4ca238f6, on @user_script:1.",
+        "ERR Unknown Redis command called from script script: 4ca238f6, on @user_script:1.",
+        "ERR Error running script: @user_script:1: Unknown Redis command called from Lua script",
+    ],
+)
+def test_a_command_that_the_server_lacks_is_told_without_its_arguments(error: str):
+    """Several hosted servers disable commands. Workers log errors as they are."""
+    answers = {True: f"-{error}\r\n".encode()}
+    with (
+        answering(lambda data: answers.get(b"ECHO" in data, b"+OK\r\n" * data.count(b"*"))) as url,
+        pytest.raises(Unavailable, match="does not have, or has disabled, a command") as caught,
+        unavailable_without_redis(),
+    ):
+        connect(f"{url}?protocol=2").echo("private")
+    assert "private" not in f"{caught.value} {caught.value.__cause__}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from speaker_registry.artifact import read_tensors
+from speaker_registry.artifact import TensorSpec, read_tensors
 from speaker_registry.errors import InvalidArtifact
 
 ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
@@ -40,6 +40,20 @@ def test_a_fault_of_one_tensor_is_named(change: dict[str, Any], says: str):
         read_tensors(file({"a": ENTRY | change}))
     assert str(caught.value).startswith("tensor 'a' has ")
     assert says in str(caught.value)
+
+
+def test_a_dtype_that_no_file_may_have_is_refused_with_the_one_that_the_profile_requires():
+    """The profile accepts only one dtype for this tensor."""
+    with pytest.raises(InvalidArtifact) as caught:
+        read_tensors(file({"a": ENTRY | {"dtype": "BF16"}}), {"a": TensorSpec(dtype="F32", shape=(4,))})
+    assert str(caught.value) == "tensor 'a' has dtype 'BF16'; accepted: F32"
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[]"])
+def test_a_manifest_that_is_no_json_object_is_called_that(manifest: str):
+    """No member of it could be named."""
+    with pytest.raises(InvalidArtifact, match=r"the manifest is not valid: it is not a JSON object$"):
+        read_tensors(file({"__metadata__": {"manifest": manifest}, "a": ENTRY}))
 
 
 @pytest.mark.parametrize(

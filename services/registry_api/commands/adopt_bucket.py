@@ -1,6 +1,6 @@
 """`adopt-bucket`: make a copy of a bucket a registry of its own, so that its processes start."""
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import structlog
 from pydantic import ValidationError
@@ -51,13 +51,12 @@ def run() -> int:
 
 
 def _keep_stopped(stack: ExitStack, settings: StoreSettings) -> None:
-    """Keep `make run` from starting on the folder until the stack is closed. `make run` locks its DATA, which
-    the folder is in. Raises `StoreUnfit` if it runs.
+    """Keep `make run` from starting on the folder until the stack is closed. Raises `StoreUnfit` if it
+    runs.
     """
     if settings.folder is None:
         return
     try:
-        with suppress(OSError):  # the folder above cannot be opened, so `make run` does not use it
-            stack.enter_context(exclusive_lock(settings.folder.parent, wait_seconds=0))
+        stack.enter_context(exclusive_lock(settings.folder, wait_seconds=0))
     except FolderInUseError:
         raise StoreUnfit(describe(settings, "a running registry uses it. Stop the registry first")) from None

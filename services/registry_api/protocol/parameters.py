@@ -101,6 +101,8 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
     schema = _schema(request.scope["route"], kind)
     if fault["type"] == "extra_forbidden":
         return unknown("Field", str(path[-1]), schema.get("properties", ()))
+    if fault["type"] == "string_unicode" and not path:  # a name with half of a surrogate pair
+        return unknown("Field", fault["input"], schema.get("properties", ()))
     if fault["type"] == "json_invalid":
         reason = f"{fault['ctx']['error'][:1].lower()}{fault['ctx']['error'][1:]} at character {path[0]}"
         return InvalidRequest(f"The body is not JSON: {reason}; accepted: {accepted(schema)}.", param="body")
@@ -141,7 +143,7 @@ def unknown(what: str, name: str, accepted: Iterable[str]) -> InvalidRequest:
     return InvalidRequest(
         f"{what} {ascii(name)[:80]} is not known here{f'; did you mean {meant!r}?' if meant else '.'} "
         f"Accepted: {', '.join(sorted(accepted)) or 'none'}.",
-        param=name[:80],
+        param=name[:80].encode(errors="replace").decode(),  # JSON can escape what UTF-8 cannot encode
     )
 
 

@@ -206,7 +206,7 @@ async def put_artifact(
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> tuple[FoundArtifact, bool]:
     services, settings = target.services, target.services.settings
     found = target.find()
-    tensors, manifest = read_tensors(body)
+    tensors, manifest = read_tensors(body, services.profiles.get(target.profile).tensors)
     brought = bring(
         services.speakers,
         services.blobs,

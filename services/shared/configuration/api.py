@@ -20,7 +20,8 @@ from services.shared.configuration.values import (
 )
 
 _ORIGIN = re.compile(
-    r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+    r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[(?P<ip>[0-9a-f:]+)\])"
+    r"(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
 """Matches what browsers send as `Origin`. They leave out the default port of a scheme."""
 
@@ -43,13 +44,24 @@ def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
 def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     """Return the origins unchanged, or raise ValueError if one of them equals no origin of a browser."""
     for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
+        if origin != "*" and not _is_origin(origin):
             raise ValueError(
                 f"{without_credentials(origin)!r} is not an origin; accepted: `*`, or scheme, host "
                 "and a port that is not the default one, in lower case and without a path, such as "
                 "https://page.example or http://localhost:3000"
             )
     return origins
+
+
+def _is_origin(text: str) -> bool:
+    match = _ORIGIN.fullmatch(text)
+    if match is None:
+        return False
+    try:  # browsers shorten IPv6 addresses as Python does
+        is_short = match["ip"] is None or str(ipaddress.IPv6Address(match["ip"])) == match["ip"]
+    except ValueError:
+        return False
+    return is_short and int(match["port"] or 0) <= 65535
 
 
 class ApiSettings(BaseSettings):

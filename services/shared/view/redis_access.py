@@ -88,19 +88,34 @@ class ServerBusyError(redis.ResponseError):
     """The server is blocked by a script that does not end (BUSY)."""
 
 
+class CommandMissingError(redis.ResponseError):
+    """The server does not have a command, or its configuration disables it."""
+
+
 class TooManyConnectionsError(redis.ConnectionError):
     """The server has as many connections as it accepts (maxclients)."""
 
 
 _POLICY = re.compile(r"maxmemory_policy:(\S+)")
-_OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
-"""Maps error codes for which redis-py has no class to our classes."""
+_OUR_CLASSES = {
+    "MISCONF": WritesUnsafeError,
+    "NOREPLICAS": WritesUnsafeError,
+    "BUSY": ServerBusyError,
+    "NOCOMMAND": CommandMissingError,
+}
+"""Maps error codes for which redis-py has no class to our classes. NOCOMMAND is our own, see `_CODES`."""
 _TOO_MANY_CONNECTIONS = {"max number of clients reached": TooManyConnectionsError}
 """The same for a text of the code ERR."""
 _REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
 """A server puts this before an error that holds only since the transaction's commands were queued."""
-_DENIED_IN_SCRIPT = "ERR ACL failure in script"
-"""A server that denies a command of a script answers with this, instead of NOPERM."""
+_CODES = {
+    # A server whose user must not use MULTI refuses that command, and then has no transaction for EXEC.
+    re.compile("ERR (ACL failure in script|EXEC without MULTI)"): "NOPERM",
+    re.compile("ERR .*unknown (redis )?(sub)?command", re.IGNORECASE): "NOCOMMAND",
+}
+"""Maps the beginnings of errors that have no code of their own to the codes that they get here."""
+_QUOTED_ARGUMENTS = ", with args"
+"""A server that does not know a command quotes its arguments after this, also the password of HELLO."""
 
 _MESSAGES: dict[type[redis.RedisError], str] = {
     NoScriptError: "Redis was just restarted.",  # replaced between loading a script and calling it
@@ -110,6 +125,9 @@ _MESSAGES: dict[type[redis.RedisError], str] = {
     ServerBusyError: "Redis is busy.",
     ClusterDownError: "Redis cannot be read now.",
     NoPermissionError: "The user in SPEAKER_REDIS_URL lacks a right that the registry needs in Redis.",
+    CommandMissingError: (
+        "The Redis in SPEAKER_REDIS_URL does not have, or has disabled, a command that the registry needs."
+    ),
     AskError: "Redis runs in cluster mode, in which the registry cannot use it.",
     ClusterCrossSlotError: "Redis runs in cluster mode, in which the registry cannot use it.",
     redis.ResponseError: "Redis refuses commands of the registry. The registry's log says why.",
@@ -333,11 +351,12 @@ class _OurErrors:
 
     @classmethod
     def parse_error(cls, response: str) -> Any:
-        """Return the exception for an error of the server."""
+        """Return the exception for an error of the server. Its text quotes no arguments of commands."""
         parsers: Any = super()  # redis-py's parser, which has no types
-        response = response.removeprefix(_REFUSED_AT_EXEC)
-        if response.startswith(_DENIED_IN_SCRIPT):
-            response = f"NOPERM {response}"
+        response = response.removeprefix(_REFUSED_AT_EXEC).partition(_QUOTED_ARGUMENTS)[0]
+        for text, code in _CODES.items():
+            if text.match(response):
+                response = f"{code} {response}"
         return parsers.parse_error(response)
 
 
@@ -371,12 +390,10 @@ def _log_unreachable(address: str, error: redis.RedisError) -> None:
 
 
 def _cause(error: redis.RedisError) -> str:
-    """Return the class and the text of an error, without the command that it may quote.
-
-    redis-py quotes a pipeline's command before the text. A server that does not know a command quotes its
-    arguments at the end, and those of HELLO include the password.
+    """Return the class and the text of an error, without the command that redis-py quotes if it was in a
+    pipeline.
     """
-    text = str(error).rpartition(" of pipeline caused error: ")[2].partition(", with args")[0]
+    text = str(error).rpartition(" of pipeline caused error: ")[2]
     return f"{type(error).__name__}: {text}"
 
 

@@ -59,6 +59,7 @@ def test_an_edit_that_somebody_overtook_is_refused(registry: Registry, name: str
         ({"labels": {f"k{number}": "v" for number in range(33)}}, "33 labels"),
         ({"labels": {f"k{number}": "v" * 300 for number in range(32)}}, "The value 'vvv"),
         ({"labels": None}, "'labels' is null; accepted: a JSON object"),
+        ({"labels": {f"k{number}": "v" for number in range(1001)}}, "a JSON object of up to 1000 entries."),
         ({"pinned": "yes"}, "'pinned' is 'yes'"),
         ({"description": "x" * 8001}, "8000"),
         ({"description": "a\u0000b"}, "control character"),
@@ -71,6 +72,15 @@ def test_what_makes_no_sense_is_refused_by_name(registry: Registry, name: str, b
     assert refused.status_code == 400
     assert said in refused.json()["error"]["message"]
     assert about(registry, name) == (None, {}, False)
+
+
+def test_a_name_that_is_half_of_a_character_is_refused_as_unknown(registry: Registry, name: str):
+    """JSON can escape half of a surrogate pair. The answer called it the whole body."""
+    registry.upload(name)
+    head = {"Content-Type": "application/json"}
+    refused = registry.client.patch(f"/v1/voices/{name}", content=rb'{"\ud800": 1}', headers=head)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(r"Field '\ud800' is not known here. Accepted: desc")
 
 
 def test_what_was_said_ends_with_the_voice_and_comes_back_with_it(registry: Registry, name: str):

@@ -4,6 +4,7 @@ replicate them, or denies its user a right. Reads go on as if nothing had happen
 server was full or read-only, reads included.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
 from tests.queue_workers import wait_until
 
+LUA = Path(generation.__file__).parent / "lua"
 NAME = "alice"
 ARTIFACT = f"/v1/voices/{NAME}/versions/default/artifacts/{PROFILE}"
 
@@ -282,6 +284,42 @@ def test_a_command_that_a_script_must_not_use_is_refused_as_any_other(own_valkey
         try:
             with pytest.raises(Unavailable, match="lacks a right"), unavailable_without_redis():
                 client.eval("redis.call('XADD', KEYS[1], '*', 'a', 'b')", 1, "sr:test")
+        finally:
+            set_rights("+@all")(redis, own_valkey.data_dir)
+
+
+@pytest.mark.parametrize(
+    "rights",
+    ["-evalsha", "-multi", "-hgetall", "-zadd", "-xadd", "-xinfo", "-hincrby", "-hsetnx", "resetkeys ~sr:*"],
+)
+def test_operators_are_told_of_a_right_that_only_some_writes_need(
+    registry: Registry, own_valkey: ValkeyServer, rights: str
+):
+    """`/readyz` was 200 while uploads were refused, or could not be queued."""
+    with Redis.from_url(own_valkey.url) as redis:
+        set_rights(rights)(redis, own_valkey.data_dir)
+        try:
+            assert "lacks a right" in registry.client.get("/readyz").json()["parts"]["view"]
+            assert not registry.opened.generation.takes_writes
+        finally:
+            set_rights("allkeys +@all")(redis, own_valkey.data_dir)
+    registry.opened.generation.check()
+
+
+def test_every_command_of_the_scripts_is_tried():
+    """Operators are told of a missing right before a write needs it."""
+    tried, *others = sorted(LUA.glob("*.lua"), key=lambda path: path.name != "_words.lua")
+    used = {one for path in others for one in re.findall(r"redis\.call\('([A-Z]+)'", path.read_text())}
+    assert used - set(re.findall(r"'([A-Z]+)'", tried.read_text())) == {"HSET"}, "each word is set with HSET"
+
+
+def test_a_transaction_that_must_not_begin_is_refused_as_any_other_command(own_valkey: ValkeyServer):
+    """The server carries out the commands, and says of EXEC that nothing had begun."""
+    with connect(own_valkey.url) as client, Redis.from_url(own_valkey.url) as redis:
+        set_rights("-multi")(redis, own_valkey.data_dir)
+        try:
+            with pytest.raises(Unavailable, match="lacks a right"), unavailable_without_redis():
+                client.pipeline(transaction=True).get("sr:test").execute()
         finally:
             set_rights("+@all")(redis, own_valkey.data_dir)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -118,6 +119,21 @@ def test_a_file_that_breaks_its_parser_costs_only_itself():
         with pytest.raises(InvalidAudio, match=r"^The audio could not be decoded: it is damaged, or takes"):
             decoder.decode(WAV)
         assert zygote().is_running()
+
+
+def test_a_zygote_whose_parent_ended_before_it_was_ready_ends_quietly():
+    """A process that was stopped while it started left a traceback in the log."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    arguments = [str(ROOT / "services/shared/audio"), str(2**30), "10", "0"]
+    with theirs:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", PROGRAM, *arguments],
+            stdin=theirs.fileno(),
+            capture_output=True,
+            check=True,
+        )
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("reader", ["spin", "sleep", "drip"])

@@ -34,7 +34,8 @@ Read = Callable[[Sniffed, float], tuple[Measurements, list[Samples]]]
 
 def main() -> None:
     warm_up_clip = warm_up()
-    serve(read_clip, *map(int, sys.argv[2:]), warm_up_clip=warm_up_clip)
+    with suppress(BrokenPipeError):  # the parent has ended meanwhile
+        serve(read_clip, *map(int, sys.argv[2:]), warm_up_clip=warm_up_clip)
 
 
 def serve(
