@@ -35,11 +35,14 @@ def main() -> bool:
             with_queue = _bytes(redis)
             _delete(redis, "rq:*")
             with_job = _bytes(redis)
-            _delete(redis, "sr:*:job:*", "sr:*:jobs:*", "sr:*:events", "sr:*:due")
+            _delete(redis, "sr:*:job:*", "sr:*:jobs:*", "sr:*:due")
+            with_events = _bytes(redis)
+            _delete(redis, "sr:*:events")
             alone = _bytes(redis)
     print("| KiB for a voice | |\n|---|---|")
     for figure, what in (
         (alone, "itself, with its version and artifact"),
+        (with_events, "with the events of its changes; the newest 50,000 of all voices are kept"),
         (with_job, "with the record of its job, kept for 30 days"),
         (with_queue, "with its place in the queue"),
     ):

@@ -56,7 +56,7 @@ HINTS = {
     "artifact_not_found": "`speaker-registry extract NAME@REF --profile P` extracts it",
     "artifact_stale": "`speaker-registry extract NAME@REF --profile P` extracts a new one",
     "artifact_failed": "`speaker-registry extract NAME@REF --profile P --force` extracts it again",
-    "artifact_not_ready": "`speaker-registry wait NAME@REF --timeout SECONDS` waits for it",
+    "artifact_not_ready": "`speaker-registry wait NAME@REF --profile P --timeout SECONDS` waits for it",
     "artifact_schema": "`speaker-registry put NAME@REF FILE --profile P --fingerprint SHA256` gives the "
     "fingerprint of a file that has no manifest",
     "encoder_unknown": "`speaker-registry profiles show PROFILE` lists the fingerprints that can be promoted",

@@ -221,9 +221,8 @@ def _versions_left(client: "RegistryClient", name: str) -> int | None:
 
 def undelete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     voice = client.undelete(arguments.name)
-    text = printable(
-        f"{voice.name} is back, with {voice.versions} versions; its default is version {voice.version}"
-    )
+    versions = "1 version" if voice.versions == 1 else f"{voice.versions} versions"
+    text = printable(f"{voice.name} is back, with {versions}; its default is version {voice.version}")
     return Output(voice.model_dump(mode="json"), text, warnings=about_weights([voice]))
 
 

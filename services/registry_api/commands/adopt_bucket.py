@@ -52,7 +52,7 @@ def run() -> int:
 
 def _keep_stopped(stack: ExitStack, settings: StoreSettings) -> None:
     """Keep `make run` from starting on the folder until the stack is closed. Raises `StoreUnfit` if it
-    runs.
+    runs, or if the folder cannot be locked.
     """
     if settings.folder is None:
         return
@@ -60,3 +60,5 @@ def _keep_stopped(stack: ExitStack, settings: StoreSettings) -> None:
         stack.enter_context(exclusive_lock(settings.folder, wait_seconds=0))
     except FolderInUseError:
         raise StoreUnfit(describe(settings, "a running registry uses it. Stop the registry first")) from None
+    except OSError as error:
+        raise StoreUnfit(describe(settings, str(error.strerror))) from None
