@@ -371,13 +371,16 @@ def _log_unreachable(address: str, error: redis.RedisError) -> None:
 
 
 def _cause(error: redis.RedisError) -> str:
-    """Return the class and the text of an error, without the command that it may quote.
+    return f"{type(error).__name__}: {without_command(error)}"
+
+
+def without_command(error: Exception) -> str:
+    """Return the text of an error without the command that an error of redis-py may quote.
 
     redis-py quotes a pipeline's command before the text. A server that does not know a command quotes its
     arguments at the end, and those of HELLO include the password.
     """
-    text = str(error).rpartition(" of pipeline caused error: ")[2].partition(", with args")[0]
-    return f"{type(error).__name__}: {text}"
+    return str(error).rpartition(" of pipeline caused error: ")[2].partition(", with args")[0]
 
 
 def _address_of(url: str) -> str:
