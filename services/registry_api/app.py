@@ -122,6 +122,8 @@ def create_app(
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_lists = FairQueue(1)
+    # Several threads that compute for long would slow all other requests, and get no more done together.
+    app.state.large_resolves = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.speakers.reading_bucket = store.hold_in_thread
     services.keys.reading_bucket = store.hold_in_thread

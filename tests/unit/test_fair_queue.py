@@ -10,8 +10,8 @@ from speaker_registry.errors import RateLimited, Unavailable
 
 
 class Requests:
-    """Requests to one queue, on one loop whose clock stands still. Each is served for `seconds` and ends at
-    once.
+    """Requests to one queue, on one loop whose clock stands still. Each is served for `seconds` and ends in
+    the next turn of the loop.
     """
 
     def __init__(self, limit: int = 1) -> None:
@@ -36,7 +36,14 @@ class Requests:
     async def _request(self, tenant: str, seconds: float) -> None:
         await self.queue.acquire(tenant)
         self.served.append(tenant)
+        await asyncio.sleep(0)
         self.queue.release(tenant, seconds)
+
+
+async def turns(count: int) -> None:
+    """Let so many turns of the event loop pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -98,7 +105,7 @@ def test_while_others_ask_nobody_has_more_than_a_share(monkeypatch: pytest.Monke
         await queue.acquire("b")
         queue.release("b", 1.0)
         beside = [asyncio.create_task(queue.acquire("a")) for _ in range(5)]
-        await asyncio.sleep(0)
+        await turns(5)
         assert queue.running == 2
         assert await asyncio.create_task(queue.acquire("b"))
         assert queue.running == 3
@@ -111,6 +118,48 @@ def test_while_others_ask_nobody_has_more_than_a_share(monkeypatch: pytest.Monke
             queue.release("a", 1.0)
             await asyncio.sleep(0)
         assert queue.running == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("beside", "most"), [(False, 6), (True, 1)], ids=["alone", "beside another"])
+def test_while_others_ask_a_tenant_has_one_request_granted_in_each_turn_of_the_loop(beside: bool, most: int):
+    """Refusals end in the turn in which they begin, so they never fill the queue. All of them were given in
+    one turn, and a request of another tenant, which takes several turns, waited for all of them in each.
+    """
+
+    async def test() -> None:
+        queue = FairQueue(8)
+        if beside:
+            await queue.acquire("other")
+        ended = 0
+
+        async def refused() -> None:
+            nonlocal ended
+            await queue.acquire("a")
+            queue.release("a", 0.001)
+            ended += 1
+
+        tasks = [asyncio.create_task(refused()) for _ in range(6)]
+        in_each_turn = []
+        while ended < len(tasks):
+            before = ended
+            await asyncio.sleep(0)
+            in_each_turn.append(ended - before)
+        assert max(in_each_turn) == most
+
+    run(test)
+
+
+def test_a_slot_with_a_time_limit_is_not_waited_for_any_longer():
+    """What runs without a slot has none to release."""
+
+    async def test() -> None:
+        queue = FairQueue(1)
+        await queue.acquire("a")
+        async with queue.slot("b", 0.01):
+            assert queue.running == 1
+        assert queue.running == 1
 
     asyncio.run(test())
 
@@ -184,7 +233,7 @@ def test_resumed_requests_of_one_tenant_take_nothing_from_the_share_of_others():
             queue.resume("greedy")
         modest = [asyncio.create_task(queue.acquire("modest")) for _ in range(3)]
         more = asyncio.create_task(queue.acquire("greedy"))
-        await asyncio.sleep(0)
+        await turns(5)
         assert [task.done() for task in modest] == [True, True, False], "two of four are its share"
         assert not more.done()
         for _ in range(10):

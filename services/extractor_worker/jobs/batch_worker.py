@@ -43,7 +43,7 @@ from services.extractor_worker.jobs.queue_maintenance import QueueMaintenance
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.reaping import LatestAttempt, without_records
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
-from services.shared.view.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
+from services.shared.view.redis_access import ANSWER_SECONDS, CONNECT_SECONDS, without_command
 
 log = structlog.get_logger(__name__)
 
@@ -228,7 +228,7 @@ class BatchWorker(BaseWorker):
                 self._wait()
                 pause = 0.1
             except RedisError as error:
-                log.warning("redis.failed", error=str(error), seconds=pause)
+                log.warning("redis.failed", error=without_command(error), seconds=pause)
                 self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return None
@@ -332,7 +332,7 @@ class BatchWorker(BaseWorker):
             except WatchError:
                 continue
             except RedisError as error:
-                log.warning("results.not_recorded", error=str(error), jobs=list(results))
+                log.warning("results.not_recorded", error=without_command(error), jobs=list(results))
             if self._stop_requested:
                 deadline = min(deadline, time.monotonic() + STOP_SECONDS)
             if time.monotonic() > deadline:

@@ -22,6 +22,7 @@ from rq.executions import Execution
 from rq.job import Job
 
 from services.extractor_worker.jobs.beat_file import write_beat
+from services.shared.view.redis_access import without_command
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -147,7 +148,7 @@ class Heartbeat:
             self._on_beat()
         except Exception as error:  # noqa: BLE001  without this thread, every lease would run out
             trace = None if isinstance(error, _EXPECTED) else traceback.format_exc()
-            log.warning("heartbeat.failed", error=str(error), traceback=trace)
+            log.warning("heartbeat.failed", error=without_command(error), traceback=trace)
 
     def _exit_hung(self) -> None:
         log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._limit_seconds)

@@ -9,6 +9,10 @@ Networking 5(5), 1997.)
 A running request is never interrupted. So while several tenants are active, each may only have its share of
 requests running, even if that leaves capacity unused, so that the next request of another tenant can run at
 once.
+
+While several tenants are active, each is granted only one request in each turn of the event loop. Requests
+that end within one turn, as most refusals do, would otherwise all be answered in the same turn, and a request
+of another tenant, which takes several turns, would wait for all of them each time.
 """
 
 import asyncio
@@ -33,6 +37,8 @@ class _Tenant:
     """Number of these that were resumed. A request that ends or pauses is first counted as a resumed one."""
     served_seconds: float = 0.0
     """Time that the tenant's requests ran, on the scale of `FairQueue._virtual_time`."""
+    had_turn: bool = False
+    """True if the tenant was granted a request in this turn of the event loop and must wait for the next."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
 
 
@@ -58,15 +64,20 @@ class FairQueue:
         """The `served_seconds` at which the latest request was granted."""
 
     @asynccontextmanager
-    async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for permission to run, however long that takes, and release it when the context ends."""
-        await self.acquire(tenant)
+    async def slot(self, tenant: str, wait_seconds: float | None = None) -> AsyncIterator[None]:
+        """Wait for permission to run, and release it when the context ends.
+
+        The context begins without permission after `wait_seconds`. Without them, it waits however long that
+        takes.
+        """
+        granted = await self.acquire(tenant, wait_seconds)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             yield
         finally:
-            self.release(tenant, loop.time() - began)
+            if granted:
+                self.release(tenant, loop.time() - began)
 
     async def acquire(self, tenant: str, wait_seconds: float | None = None) -> bool:
         """Wait for permission to run, and return whether it was granted within `wait_seconds`.
@@ -191,6 +202,13 @@ class FairQueue:
             tenant.running += 1
             self.running += 1
             waiter.granted.set_result(True)
+            if not self.is_only_tenant(name):
+                tenant.had_turn = True
+                asyncio.get_running_loop().call_soon(self._begin_turn, tenant)
+
+    def _begin_turn(self, tenant: _Tenant) -> None:
+        tenant.had_turn = False
+        self._dispatch()
 
     def _has_room(self) -> bool:
         """Return whether one more request may run.
@@ -204,10 +222,12 @@ class FairQueue:
         return self.running - sum(beyond) < self.limit
 
     def _next_tenant(self) -> str | None:
-        """Return the tenant to serve next; None if every tenant with waiting requests has its share."""
+        """Return the tenant to serve next. None if every tenant with waiting requests has its share, or has
+        had its turn.
+        """
         self._waiting = {name: tenant for name, tenant in self._waiting.items() if tenant.queue}
         share = self.share()
-        free = [name for name, tenant in self._waiting.items() if tenant.running < share]
+        free = [name for name, one in self._waiting.items() if one.running < share and not one.had_turn]
         return min(free, key=lambda name: self._waiting[name].served_seconds, default=None)
 
     def _time_out(self, waiter: _Waiter) -> None:

@@ -390,11 +390,12 @@ def _log_unreachable(address: str, error: redis.RedisError) -> None:
 
 
 def _cause(error: redis.RedisError) -> str:
-    """Return the class and the text of an error, without the command that redis-py quotes if it was in a
-    pipeline.
-    """
-    text = str(error).rpartition(" of pipeline caused error: ")[2]
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {without_command(error)}"
+
+
+def without_command(error: Exception) -> str:
+    """Return the text of an error without the command that redis-py quotes if it was in a pipeline."""
+    return str(error).rpartition(" of pipeline caused error: ")[2]
 
 
 def _address_of(url: str) -> str:

@@ -3,12 +3,16 @@
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from services.registry_api.operations.artifacts import find_each
+from services.registry_api.routes import resolve
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
@@ -267,6 +271,30 @@ def test_the_largest_question_that_is_documented_is_answered(registry: Registry)
     refused = registry.client.post(PATH, content=longest + b" " * 65536, headers=headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "payload_too_large")
     assert refused.json()["error"]["message"].endswith("accepted here: 1089536.")
+
+
+@pytest.mark.parametrize(("many", "wait_seconds", "together"), [(50, 20.0, True), (51, 0.3, False)])
+def test_many_voices_are_resolved_one_request_at_a_time(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, many: int, wait_seconds: float, together: bool
+):
+    """The threads of one tenant that compute for long would slow every request of other tenants."""
+    both, met = threading.Barrier(2), []
+
+    def meet(*arguments: Any) -> Any:
+        try:
+            both.wait(wait_seconds)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        else:
+            met.append(True)
+        return find_each(*arguments)
+
+    monkeypatch.setattr(resolve, "find_each", meet)
+    questions = [[f"nobody-{request}-{number}" for number in range(many)] for request in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(lambda voices: resolved(registry, *voices), questions))
+    assert [len(answer) for answer in answers] == [many, many]
+    assert met == [together, together]
 
 
 def test_the_sdk_asks_without_blocking(registry: Registry, name: str):
