@@ -345,6 +345,22 @@ def test_a_voice_that_is_registered_during_a_campaign_is_counted(fleet: Fleet) -
     assert (progress.voices, progress.ready) == (len(ALL) + 1, len(ALL) + 1)
 
 
+def test_voices_that_are_registered_before_the_first_walk_reaches_them_are_counted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign seemed done, with no time left, while the new voices were under way."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    monkeypatch.setattr(preparation, "WINDOW", 2)
+    next(fleet.turns(campaign))
+    for number in range(3):
+        fleet.ready("cleo", f"new-{number}")
+    monkeypatch.setattr(preparation, "WINDOW", 64)
+    fleet.campaigns.runner.turn()
+    shown = fleet.campaigns.get(PROFILE, campaign.id).progress
+    assert (shown.voices, shown.done + len(shown.under_way)) == (len(ALL) + 3, len(ALL) + 3)
+    assert shown.coverage < 1
+
+
 def test_a_campaign_that_cannot_go_on_does_not_stop_the_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
