@@ -190,9 +190,18 @@ def cancel_job(
 
     A worker that is processing the job publishes nothing. An artifact that was served before is still served.
     Canceling again returns the same answer. The extraction is not started again, even if the profile is
-    required, until a request forces it (`force`) or the profile's encoder changes.
+    required, until a request forces it (`force`) or the profile's encoder changes. The job of a campaign is
+    canceled only with a key for any namespace.
     """
-    record = cancel(services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id)
+    record = cancel(
+        services.speakers,
+        services.jobs,
+        services.profiles,
+        namespace,
+        job_id,
+        by=caller.id,
+        is_operator=caller.for_any_namespace,
+    )
     return answer(request, rendering.job(services.profiles, record))
 
 
