@@ -782,11 +782,27 @@ def test_an_artifact_is_made_so_often_and_no_more(registry: Registry) -> None:
             registry.jobs, registry.profiles, speaker, newest, ["ecapa"], force=force, max_builds=2
         )
 
-    with pytest.raises(QuotaExceeded, match=r"made 2 times already.*SPEAKER_MAX_BUILDS"):
+    with pytest.raises(QuotaExceeded, match=r"made or canceled 2 times already.*SPEAKER_MAX_BUILDS"):
         ask(force=True)
-    with pytest.raises(QuotaExceeded, match="made 2 times already"):
+    with pytest.raises(QuotaExceeded, match="made or canceled 2 times already"):
         brought(registry, 3.0, builds=2)
     assert ask(force=False) == {}
+
+
+def test_an_extraction_that_is_refused_for_one_profile_opens_no_job(registry: Registry) -> None:
+    """The answer was 429, and yet one of the two artifacts was made again."""
+    registry.register("wren", 1)
+    registry.work()
+    assert brought(registry, 2.0)
+    speaker = registry.find("wren")
+    names = [CODEC.name, ECAPA.name]
+    with pytest.raises(QuotaExceeded, match=f"profile '{ECAPA.name}'"):
+        extract(
+            *(registry.jobs, registry.profiles, speaker, speaker.document.newest, names),
+            force=True,
+            max_builds=2,
+        )
+    assert registry.find("wren").open_jobs == ()
 
 
 def test_an_artifact_of_the_wrong_shape_is_refused(registry: Registry) -> None:
