@@ -227,8 +227,9 @@ class Registry:
     def find_version(self, name: str, reference: int | str) -> Any:
         return find_version(self.speakers, self.profiles, NS, parse_speaker_name(name), reference)
 
-    def cancel(self, job_id: str) -> Any:
-        return cancel(self.speakers, self.jobs, self.profiles, NS, job_id, by="key")
+    def cancel(self, job_id: str, *, is_operator: bool = False) -> Any:
+        rooms = (self.speakers, self.jobs, self.profiles)
+        return cancel(*rooms, NS, job_id, by="key", is_operator=is_operator)
 
     # The worker
 

@@ -50,6 +50,7 @@ class Jobs(PlanExecutor):
         Raises:
             JobNotFound: There is no such job.
             JobFinished: The job has ended in another way, or its artifact is being stored.
+            PermissionDenied: The job belongs to a campaign, and the API key is for one namespace.
         """
         return self._run(self._calls.cancel(job_id))
 

@@ -103,7 +103,9 @@ def test_new_voices_that_come_at_once_are_no_more_than_allowed(registry: OpenedR
 def test_a_canceled_job_leaves_the_queue(registry: OpenedRegistry, redis_client: Redis) -> None:
     """No worker takes it, and the jobs of other voices are left."""
     jobs = [job for name in ("wren", "robin", "owl") for job in registry.register(name).jobs.values()]
-    cancel(registry.speakers, registry.jobs, registry.opened.profiles, NS, jobs[1], by="key")
+    cancel(
+        registry.speakers, registry.jobs, registry.opened.profiles, NS, jobs[1], by="key", is_operator=False
+    )
     queue = f"rq:queue:{queue_name(registry.opened.profiles.required[0].name)}"
     assert redis_client.lrange(queue, 0, -1) == [jobs[0].encode(), jobs[2].encode()]
     assert [job.id for job in registry.worker.queued()] == [jobs[0], jobs[2]]

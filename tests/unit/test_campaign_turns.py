@@ -16,6 +16,7 @@ from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.settle import settle
+from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.delete import delete
 from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
@@ -27,6 +28,7 @@ from speaker_registry.errors import (
     EncoderUnknown,
     ExtractorOutOfMemory,
     InvalidAudio,
+    PermissionDenied,
     SpeakerRegistryError,
 )
 from speaker_registry.names import parse_speaker_name
@@ -343,6 +345,35 @@ def test_a_voice_that_is_registered_during_a_campaign_is_counted(fleet: Fleet) -
     fleet.finish(campaign)
     progress = fleet.campaigns.get(PROFILE, campaign.id).progress
     assert (progress.voices, progress.ready) == (len(ALL) + 1, len(ALL) + 1)
+
+
+def test_voices_that_are_registered_before_the_first_walk_reaches_them_are_counted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign seemed done, with no time left, while the new voices were under way."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    monkeypatch.setattr(preparation, "WINDOW", 2)
+    next(fleet.turns(campaign))
+    for number in range(3):
+        fleet.ready("cleo", f"new-{number}")
+    monkeypatch.setattr(preparation, "WINDOW", 64)
+    fleet.campaigns.runner.turn()
+    shown = fleet.campaigns.get(PROFILE, campaign.id).progress
+    assert (shown.voices, shown.done + len(shown.under_way)) == (len(ALL) + 3, len(ALL) + 3)
+    assert shown.coverage < 1
+
+
+def test_a_namespace_cannot_cancel_the_job_of_a_campaign(fleet: Fleet) -> None:
+    """The campaign counted the voice as failed, and its encoder was never promoted for anybody."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    registry, job_id = fleet.registry, next(iter(fleet.world.queue.waiting))
+    namespace = SpeakerId.parse(fleet.world.queue.waiting[job_id]["speaker"]).namespace
+    rooms = (registry.speakers, registry.jobs, registry.profiles, namespace, job_id)
+    with pytest.raises(PermissionDenied, match=f"campaign '{campaign.id}'"):
+        cancel(*rooms, by="key", is_operator=False)
+    assert registry.jobs.record(namespace, job_id).state == "queued"
+    assert cancel(*rooms, by="key", is_operator=True).state == "canceled"
 
 
 def test_a_campaign_that_cannot_go_on_does_not_stop_the_others(

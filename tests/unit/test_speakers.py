@@ -18,7 +18,7 @@ from services.registry_api.operations.edit import edit
 from services.registry_api.operations.undelete import undelete
 from services.shared.bucket.documents import CHANGE_SECONDS
 from services.shared.bucket.layout import document_key
-from services.shared.bucket.store import Moved
+from services.shared.bucket.store import Moved, WritesRefused
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.numbering import Numbering
 from services.shared.model.stored_document import KEPT_CHANGES
@@ -782,11 +782,27 @@ def test_an_artifact_is_made_so_often_and_no_more(registry: Registry) -> None:
             registry.jobs, registry.profiles, speaker, newest, ["ecapa"], force=force, max_builds=2
         )
 
-    with pytest.raises(QuotaExceeded, match=r"made 2 times already.*SPEAKER_MAX_BUILDS"):
+    with pytest.raises(QuotaExceeded, match=r"made or canceled 2 times already.*SPEAKER_MAX_BUILDS"):
         ask(force=True)
-    with pytest.raises(QuotaExceeded, match="made 2 times already"):
+    with pytest.raises(QuotaExceeded, match="made or canceled 2 times already"):
         brought(registry, 3.0, builds=2)
     assert ask(force=False) == {}
+
+
+def test_an_extraction_that_is_refused_for_one_profile_opens_no_job(registry: Registry) -> None:
+    """The answer was 429, and yet one of the two artifacts was made again."""
+    registry.register("wren", 1)
+    registry.work()
+    assert brought(registry, 2.0)
+    speaker = registry.find("wren")
+    names = [CODEC.name, ECAPA.name]
+    with pytest.raises(QuotaExceeded, match=f"profile '{ECAPA.name}'"):
+        extract(
+            *(registry.jobs, registry.profiles, speaker, speaker.document.newest, names),
+            force=True,
+            max_builds=2,
+        )
+    assert registry.find("wren").open_jobs == ()
 
 
 def test_an_artifact_of_the_wrong_shape_is_refused(registry: Registry) -> None:
@@ -1057,6 +1073,39 @@ def test_an_erasure_that_was_interrupted_goes_on_at_the_next_check(
     assert restarted.erase("wren", grace=AT_ONCE) is None
     assert [key for key in world.store.objects if key.startswith(f"{NS}/d/")] == []
     assert restarted.document("wren").erasing == ()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_artifact_that_arrives_after_the_erasure_is_removed_by_its_worker(
+    world: World, registry: Registry, is_lost: bool
+) -> None:
+    """A worker was in the middle of its upload, and what it had made of a person's clip stayed for a day."""
+
+    def erased() -> None:
+        registry.delete("wren")
+        world.pass_time(3)
+        assert registry.erase("wren", grace=AT_ONCE) is None
+
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+    late = with_faults(world, ("put", "before", erased), *[("swap", "after", lost)] * is_lost)
+    assert not late.publish(attempt)
+    assert [key for key in world.store.objects if key.startswith(f"{NS}/d/")] == []
+
+
+def test_a_late_artifact_whose_removal_fails_is_left_to_the_sweep(world: World, registry: Registry) -> None:
+    """The deletion of what the document might name is never tried without a change that excludes this."""
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+
+    def gone() -> None:
+        registry.delete("wren")
+        world.store.swap = refuse
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise WritesRefused("The object store can only be read.")
+
+    before = len(world.store.objects)
+    assert not with_faults(world, ("put", "before", gone)).publish(attempt)
+    assert len(world.store.objects) == before + 1
 
 
 def test_an_erasure_that_goes_on_spares_a_voice_that_was_restored_from_a_backup(

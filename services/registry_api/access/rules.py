@@ -4,13 +4,14 @@
 of other namespaces are not found.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any
 
 import structlog
-from fastapi import FastAPI, Query, Request, Security
+from anyio import from_thread
+from fastapi import FastAPI, Request, Security
 from fastapi.routing import RouteContext, iter_route_contexts
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from starlette.datastructures import Headers
@@ -206,15 +207,9 @@ async def count_upload(request: Request) -> None:
     await _count(request, access_of(request), UPLOADS)
 
 
-Force = Annotated[
-    bool, Query(description="Extract again, even if the artifact exists, has failed or was canceled.")
-]
-
-
-async def _count_if_forced(request: Request, force: Force = False) -> None:
-    """Count a request with `force` as an upload. Raises `RateLimited`."""
-    if force:
-        await count_upload(request)
+def count_upload_in_thread(request: Request) -> Callable[[], None]:
+    """Return a function that counts an upload from a thread of a request. It raises `RateLimited`."""
+    return partial(from_thread.run, count_upload, request)
 
 
 async def _count(request: Request, access: Access, what: str) -> None:
@@ -276,10 +271,6 @@ def needs(*scopes: str) -> Any:
 
 COUNTED_UPLOAD = Security(count_upload)
 """Declares, after a route's rule, that the route takes an upload."""
-
-
-COUNTED_IF_FORCED = Security(_count_if_forced)
-"""Declares, after a route's rule, that a request with `force` makes as much work as an upload."""
 
 
 async def _public() -> None:

@@ -173,8 +173,13 @@ class Progress(Record):
 
     def with_voice(self, state: Literal["ready", "failed", "skipped"]) -> Self:
         """Return the progress with one more finished voice."""
-        counted = self.model_copy(update={state: getattr(self, state) + 1})
-        return counted.model_copy(update={"voices": max(counted.voices, counted.done)})
+        return self.model_copy(update={state: getattr(self, state) + 1})
+
+    def with_all_counted(self) -> Self:
+        """Return the progress with at least as many voices as were reached. Some may have been registered
+        since the voices were counted.
+        """
+        return self.model_copy(update={"voices": max(self.voices, self.done + len(self.under_way))})
 
     def with_failed(self, voice: FailedVoice) -> Self:
         """Return the progress with one more failed voice, which is listed if fewer than `MAX_NAMED` are."""

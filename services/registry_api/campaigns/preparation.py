@@ -93,7 +93,7 @@ class Preparation:
         if progress.walk == 0 or (progress.walked and not progress.under_way and not progress.finished):
             progress = self._next_walk(progress)
         now = redis_milliseconds(self._speakers.generation) / 1000
-        return self._walked(progress, now).measured_now(now)
+        return self._walked(progress, now).with_all_counted().measured_now(now)
 
     def withdraw(self, progress: Progress) -> None:
         """Withdraw the jobs that have not ended. If a worker still completes one, its artifact is kept."""

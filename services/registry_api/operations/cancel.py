@@ -11,10 +11,11 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
+from services.shared.queue.rq_jobs import preparation_queue
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.view.job_records import JobRecord
-from speaker_registry.errors import JobFinished
+from speaker_registry.errors import JobFinished, PermissionDenied
 
 log = structlog.get_logger(__name__)
 
@@ -22,7 +23,14 @@ _MESSAGE = "The extraction was canceled. To start it again, extract with force."
 
 
 def cancel(
-    speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, job_id: str, *, by: str
+    speakers: Speakers,
+    jobs: Jobs,
+    profiles: Profiles,
+    namespace: str,
+    job_id: str,
+    *,
+    by: str,
+    is_operator: bool,
 ) -> JobRecord:
     """Cancel a job that has not finished. If its artifact was published first, nothing is canceled.
 
@@ -30,16 +38,22 @@ def cancel(
     counts as failed for the job's profile until an extraction is forced, or until the profile's fingerprint
     changes. If the profile had no worker yet, the first worker's fingerprint counts as such a change.
 
+    Args:
+        is_operator: True if the caller may cancel the jobs of campaigns, too.
+
     Returns:
         The canceled job.
 
     Raises:
         JobNotFound, Unavailable.
+        PermissionDenied: the job is one of a campaign, and the caller is no operator.
         JobFinished: the job has ended otherwise, or its artifact is in the document.
     """
     record = jobs.record(namespace, job_id)
     if record.finished and record.state != CANCELED:
         raise _finished(record)
+    if not is_operator:
+        _refuse_for_campaign(profiles, record)
     speaker_id = SpeakerId(record.namespace, record.slug)
     job = jobs.open_job(speaker_id, record)
     if record.state != CANCELED and _commit(speakers, profiles, speaker_id, record, by=by):
@@ -85,6 +99,20 @@ def _commit(
     except VersionGone:
         pass  # the job no longer makes anything
     return False
+
+
+def _refuse_for_campaign(profiles: Profiles, job: JobRecord) -> None:
+    """Raise `PermissionDenied` if a campaign needs the job. The campaign would count the voice as failed, and
+    would not promote its encoder for all the other namespaces.
+    """
+    document = profiles.documents({job.profile}).get(job.profile)
+    campaign = document.open_campaign if document else None
+    if campaign and job.queue == preparation_queue(job.profile, campaign.fingerprint):
+        raise PermissionDenied(
+            f"Job '{job.id}' belongs to campaign '{campaign.id}' of profile '{job.profile}', which prepares "
+            "the voices of all namespaces; needed: a key for any namespace ('*').",
+            param="job_id",
+        )
 
 
 def _finished(job: JobRecord) -> JobFinished:

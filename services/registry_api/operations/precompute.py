@@ -2,7 +2,7 @@
 HTTP.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -92,13 +92,13 @@ class Precomputation:
         self.speaker_id = SpeakerId.of(namespace, name)
         """The speaker to wait for. It is certain only after `start`, because the name may be a voice's id."""
 
-    def start(self, *, force: bool) -> CacheState:
+    def start(self, *, force: bool, count: Callable[[], object]) -> CacheState:
         """Start extracting the missing artifacts, or with `force` all of them, and remember the jobs to wait
         for.
 
         A profile that cannot be extracted counts as failed, but does not block the others. Without `force`,
         the bytes of ready artifacts are checked against their digests, and artifacts whose bytes are lost are
-        extracted again.
+        extracted again. The function `count` counts jobs, as in `extract`.
 
         Raises:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown, QuotaExceeded.
@@ -111,7 +111,7 @@ class Precomputation:
         statuses = [self._status(speaker, version, name) for name in self._names]
         possible = [one for one in statuses if not one.unsupported]
         self._force = force
-        opened = self._extract(speaker, version, [one.profile.name for one in possible] or self._names)
+        opened = self._extract(speaker, version, [one.profile.name for one in possible] or self._names, count)
         if not opened and all(one.state_of_current == "ready" for one in possible):
             self._message = ALREADY_VALID
         return self.current_state()
@@ -138,7 +138,13 @@ class Precomputation:
                 lost = lost or found is None
         return lost
 
-    def _extract(self, speaker: FoundSpeaker, version: Version, names: Sequence[str]) -> Mapping[str, str]:
+    def _extract(
+        self,
+        speaker: FoundSpeaker,
+        version: Version,
+        names: Sequence[str],
+        count: Callable[[], object] = lambda: None,
+    ) -> Mapping[str, str]:
         opened = extract(
             self._jobs,
             self._profiles,
@@ -147,6 +153,7 @@ class Precomputation:
             names,
             force=self._force,
             max_builds=self._max_builds,
+            count=count,
         )
         self._job_ids = list(opened.values())
         return opened

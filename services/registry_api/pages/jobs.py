@@ -93,7 +93,14 @@ async def page_cancel(
     async with checked_form(request) as fields:
         state, profile = _filters(fields, services)
     await run_in_threadpool(
-        cancel, services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id
+        cancel,
+        services.speakers,
+        services.jobs,
+        services.profiles,
+        namespace,
+        job_id,
+        by=caller.id,
+        is_operator=caller.for_any_namespace,
     )
     return redirect_to("/jobs", state=state, profile=profile)
 

@@ -12,13 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import (
-    COUNTED_IF_FORCED,
     COUNTED_UPLOAD,
     JOBS_WRITE,
     VOICES_DELETE,
     VOICES_READ,
     VOICES_WRITE,
-    Force,
+    count_upload_in_thread,
     waiting,
 )
 from services.registry_api.dependencies import (
@@ -64,6 +63,9 @@ CacheVersion = Annotated[
         "the version that it returned: the name stands for the old version until the new one is ready.",
         json_schema_extra={"format": "voice-reference"},
     ),
+]
+CacheForce = Annotated[
+    bool, Query(description="Extract again, even if the artifact exists, has failed or was canceled.")
 ]
 CacheWait = Annotated[
     float,
@@ -240,7 +242,7 @@ def get_cache_status(
         return answer(request, _without_nulls(precomputation.body(precomputation.current_state())))
 
 
-@router.post("/{name}/cache", dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
+@router.post("/{name}/cache", dependencies=[JOBS_WRITE])
 async def fill_cache(
     request: Request,
     services: ServicesDep,
@@ -249,19 +251,22 @@ async def fill_cache(
     slots: StoreSlotsDep,
     profile: CacheProfile = None,
     version: CacheVersion = DEFAULT,
-    force: Force = False,
+    force: CacheForce = False,
     wait: CacheWait = 60,
 ) -> Response:
     """Ensure that a voice's artifacts exist, and wait for them. Concurrent calls join the same extraction.
 
     The call is about the version that `version` stands for when it begins, also if an alias moves. Returns
-    202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an upload.
-    The existing artifact is served until the new one is ready.
+    202 if the artifacts are not ready within `wait` seconds. `force` extracts again. The
+    existing artifact is served until the new one is ready. Each forced job, and each new job of a profile
+    that is not required, counts as an upload.
     """
     with _reference_named_version():
         precomputation = _precomputation(services, namespace, name, version, profile)
         async with slots.hold():
-            seen = await run_in_threadpool(precomputation.start, force=force)
+            seen = await run_in_threadpool(
+                precomputation.start, force=force, count=count_upload_in_thread(request)
+            )
     if not seen.over:
         speaker = str(precomputation.speaker_id)
         async with waiting(request):

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -12,7 +12,7 @@ from services.registry_api.access.rules import (
     JOBS_CANCEL,
     JOBS_READ,
     JOBS_WRITE,
-    count_upload,
+    count_upload_in_thread,
     waiting,
 )
 from services.registry_api.dependencies import (
@@ -41,20 +41,10 @@ from speaker_registry.schemas import ExtractionRequest, Job, JobState, Page
 router = DocumentedRouter(prefix="/v1", tags=["jobs and profiles"])
 
 
-async def _count_if_forced(request: Request, wanted: ExtractionRequest) -> None:
-    """Count a forced extraction as an upload. Raises `RateLimited`."""
-    if wanted.force:
-        await count_upload(request)
-
-
 JobId = Annotated[str, Path(description="The id of a job, as uploads, lists and descriptors give it.")]
 
 
-@router.post(
-    "/voices/{name}/versions/{ref}/extractions",
-    status_code=202,
-    dependencies=[JOBS_WRITE, Depends(_count_if_forced)],
-)
+@router.post("/voices/{name}/versions/{ref}/extractions", status_code=202, dependencies=[JOBS_WRITE])
 def create_extractions(
     request: Request,
     services: ServicesDep,
@@ -66,8 +56,8 @@ def create_extractions(
     """Extract artifacts of a version, and return the state of each. Running extractions are joined.
 
     Returns 202 with the path of the first job in `Location` if anything is queued or running, else 200.
-    `force` extracts again and counts as an upload. The existing artifact is served until the new one is
-    ready.
+    `force` extracts again. The existing artifact is served until the new one is ready. Each forced job, and
+    each new job of a profile that is not required, counts as an upload.
     """
     speakers, profiles = services.speakers, services.profiles
     speaker, version = find_version(speakers, profiles, namespace, name, ref)
@@ -80,6 +70,7 @@ def create_extractions(
         names,
         force=wanted.force,
         max_builds=services.settings.max_builds,
+        count=count_upload_in_thread(request),
     )
     speaker, version = find_version(speakers, profiles, namespace, name, version.number)
     shown = [
@@ -190,9 +181,18 @@ def cancel_job(
 
     A worker that is processing the job publishes nothing. An artifact that was served before is still served.
     Canceling again returns the same answer. The extraction is not started again, even if the profile is
-    required, until a request forces it (`force`) or the profile's encoder changes.
+    required, until a request forces it (`force`) or the profile's encoder changes. The job of a campaign is
+    canceled only with a key for any namespace.
     """
-    record = cancel(services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id)
+    record = cancel(
+        services.speakers,
+        services.jobs,
+        services.profiles,
+        namespace,
+        job_id,
+        by=caller.id,
+        is_operator=caller.for_any_namespace,
+    )
     return answer(request, rendering.job(services.profiles, record))
 
 

@@ -1,8 +1,8 @@
 """The bytes that documents name: clips, their renditions and artifacts.
 
-They are written once and never changed, and read back only if their digest is right. Only
-`maintenance/garbage_sweep` removes bytes that no document names. Code that stored bytes for a change never
-removes them.
+They are written once and never changed, and read back only if their digest is right. Bytes that no document
+names are removed only after a change of the document has fenced their ids, see `maintenance/garbage_sweep`.
+Code whose change was refused must not remove its bytes without that, because the change may have been made.
 """
 
 import structlog
@@ -90,6 +90,10 @@ class StoredBytes:
     def remove(self, keys: list[str]) -> None:
         """Remove objects that no document may name any more."""
         self._store.delete(keys)
+
+    def remove_artifact(self, speaker_id: SpeakerId, vuid: str, object_id: str) -> None:
+        """Remove an artifact's file that no document may name any more."""
+        self.remove([artifact_key(speaker_id, vuid, object_id)])
 
     def _read(self, key: str, digest: str) -> bytes:
         how = "missing"

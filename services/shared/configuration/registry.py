@@ -86,7 +86,9 @@ class RegistrySettings(BaseSettings):
     texts can fill the document, which may take 1 MiB, earlier.
     """
     max_builds: int = Field(20, gt=0, le=9_999, validation_alias="SPEAKER_MAX_BUILDS")
-    """Largest number of times that one artifact may be made again with `force` or uploaded."""
+    """Largest number of times that one artifact may be made again with `force` or uploaded. Canceled
+    extractions count.
+    """
     registration_policy: Literal["overwrite", "immutable"] = Field(
         "overwrite", validation_alias="VLLM_OMNI_SPEAKER_REGISTRATION_POLICY"
     )

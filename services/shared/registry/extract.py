@@ -2,7 +2,7 @@
 job.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.shared.model.records import Version
 from services.shared.model.status import cache_unsupported, unsupported_reason
@@ -21,6 +21,7 @@ def extract(
     *,
     force: bool = False,
     max_builds: int | None = None,
+    count: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
     """Make sure that each profile's artifact exists or is being made.
 
@@ -28,6 +29,8 @@ def extract(
         force: extract again even if there is an artifact or a failure. The existing artifact is served until
             the new one is ready.
         max_builds: the largest number of builds of one artifact.
+        count: called once for each job that is forced, or that is opened for a profile that is not required,
+            before the first job is opened. Its errors are passed on.
 
     Returns:
         The id of the job for each profile whose artifact is being made.
@@ -35,18 +38,23 @@ def extract(
     Raises:
         ProfileUnknown. Errors that `before_open` of the jobs raises are passed on.
         CacheUnsupported: nothing can be extracted for one of the profiles. Then no job is opened.
-        QuotaExceeded: an artifact already has `max_builds` builds.
+        QuotaExceeded: an artifact already has `max_builds` builds. Then no job is opened.
     """
     for name in names:
         if reason := unsupported_reason(version, profiles.get(name)):
             raise cache_unsupported(reason)
-    opened = {}
+    wanted, counted = {}, 0
     for name in names:
         status = profiles.status(speaker, version, profiles.get(name))
-        if status.state_of_current in {"ready", "failed"} and not force:
-            continue
-        fingerprint = profiles.fingerprint(name)
-        check_builds(version, name, fingerprint, max_builds)
+        if force or status.state_of_current not in {"ready", "failed"}:
+            wanted[name] = profiles.fingerprint(name)
+            check_builds(version, name, wanted[name], max_builds)
+            if force or (status.job_id is None and not profiles.is_required(name)):
+                counted += 1
+    for _ in range(counted):
+        count()
+    opened = {}
+    for name, fingerprint in wanted.items():
         jobs.before_open()
         opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=force).job_id
     return opened
@@ -91,11 +99,11 @@ def extract_restored(
 
 
 def check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
-    """Raise `QuotaExceeded` if an artifact was made `most` times already."""
+    """Raise `QuotaExceeded` if an artifact was made or canceled `most` times already."""
     if most is not None and version.highest_build(profile, fingerprint) >= most:
         raise QuotaExceeded(
             f"The artifact of version {version.number} of voice '{version.name}' for profile '{profile}' was "
-            f"made {most} times already, which is as often as SPEAKER_MAX_BUILDS accepts. Register the clip "
-            "as a new version with dedupe=false, or raise the cap.",
+            f"made or canceled {most} times already, which is as often as SPEAKER_MAX_BUILDS accepts. "
+            "Register the clip as a new version with dedupe=false, or raise the cap.",
             param="profile",
         )

@@ -1,10 +1,12 @@
 """A worker begins an attempt at a job, and publishes the artifact that it has made.
 
 If two workers make the same artifact, the document names that of the first, and the bytes of the other are
-collected as garbage. This module knows no encoder.
+collected as garbage. Bytes of a version that was deleted meanwhile are removed at once, because the voice may
+be erased already. This module knows no encoder.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.packaging import package
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.model.swept import with_swept
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.change import Change
 from services.shared.registry.give_up import give_up_abandoned
@@ -24,7 +27,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import ARTIFACTS_BYTES, FoundSpeaker, Speakers
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.engine import Profile
-from speaker_registry.errors import JobNotFound
+from speaker_registry.errors import JobNotFound, SpeakerRegistryError
 
 log = structlog.get_logger(__name__)
 
@@ -211,6 +214,8 @@ def publish(
                 max_bytes=speakers.max_document_bytes + ARTIFACTS_BYTES,
             )
         except (AlreadyMade, VersionGone) as error:
+            if isinstance(error, VersionGone):
+                _remove(speakers, blobs, attempt, record.object)
             return _end_late(jobs, attempt, change, error)
     jobs.end(speaker_id, attempt.job, "succeeded")
     log.info(
@@ -229,6 +234,23 @@ def _end_late(jobs: Jobs, attempt: Attempt, change: Change, error: AlreadyMade |
     jobs.end(attempt.speaker_id, attempt.job, outcome or "superseded")
     log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)
     return outcome == "succeeded"
+
+
+def _remove(speakers: Speakers, blobs: StoredBytes, attempt: Attempt, object_id: str) -> None:
+    """Remove the bytes of an artifact whose version is gone, because an erasure may have ended before they
+    arrived. If that fails, the garbage sweep removes them.
+
+    A change fences their id first, as in the garbage sweep. Its success proves that the document does not
+    name them, even if an earlier answer about the document was outdated.
+    """
+
+    def fence(document: SpeakerDocument) -> SpeakerDocument:
+        return with_swept(document, {object_id}, gone=(), now=speakers.now())
+
+    with suppress(SpeakerRegistryError):
+        document = speakers.change(attempt.speaker_id, fence, by=attempt.provenance.worker, did="sweep")
+        if object_id in document.swept:
+            blobs.remove_artifact(attempt.speaker_id, attempt.version.vuid, object_id)
 
 
 def _pack(

@@ -37,7 +37,7 @@ from tests.integration.api import raw
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import Visitor
-from tests.integration.api.registry import CLIP, PROFILE, Registry
+from tests.integration.api.registry import CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.worker import FINGERPRINT
 from tests.queue_workers import wait_until
 
@@ -860,6 +860,26 @@ def test_a_forced_extraction_counts_as_an_upload(start: Start):
     again = closed.client.post(extractions, json={"force": True}, headers=bearer(token))
     unforced = closed.client.post(cache, headers=bearer(token))
     assert (forced, again.status_code, unforced.status_code) == ([202, 202], 429, 202)
+
+
+def test_a_new_extraction_of_a_profile_that_is_not_required_counts_as_an_upload(start: Start):
+    """One counted upload led to a job in Redis for each profile, and without workers those never end."""
+    closed = start(access=CLOSED, rates=RateSettings(uploads_per_minute=3))
+    stop_the_minute(closed)
+    token = key(closed)
+
+    def ask(name: str, *profiles: str) -> int:
+        path = f"/v1/voices/{name}/versions/1/extractions"
+        return closed.client.post(path, json={"profiles": profiles}, headers=bearer(token)).status_code
+
+    for name in ("alice", "bob"):
+        closed.post_voice(name, headers=bearer(token))
+    assert [ask("alice", PROFILE, WIDER), ask("alice", WIDER), ask("bob", PROFILE)] == [202, 202, 202]
+    assert ask("bob", PROFILE, WIDER) == 429
+    cache = f"/v1/audio/voices/bob/cache?wait=0&profile={WIDER}"
+    assert closed.client.post(cache, headers=bearer(token)).status_code == 429
+    jobs = closed.client.get("/v1/jobs", params={"profile": WIDER}, headers=bearer(token)).json()
+    assert [job["voice"] for job in jobs["data"]] == ["alice"]
 
 
 def test_one_key_s_waiting_requests_leave_connections_to_others(start: Start):
