@@ -126,19 +126,26 @@ class Reading(Rounds):
             self.turns[name].append(fingerprint)
 
 
-def prepare_promote_and_go_back(folder: Path, voices: int) -> None:
-    """Kill every process while a campaign goes on, promote, kill an API process again, and go back."""
-    with prepared_fleet(folder, voices) as fleet:
+VOICES = 200
+"""More than may be under way at once."""
+
+
+@pytest.mark.slow
+def test_a_campaign_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
+    """The whole way: prepared while every process and connection is killed, promoted, and rolled back.
+    Nothing is extracted twice, and every answer is 200 with the bytes that are due.
+    """
+    with prepared_fleet(tmp_path, VOICES) as fleet:
         registry, client, old, new = fleet.registry, fleet.client, fleet.old, fleet.new
         with Reading(registry.urls, fleet.names) as reading:
             registry.pace(0.05)
             campaign = client.start_campaign(PROFILE, new, sample=2)
-            fleet.ready_of(campaign, voices // 8)
+            fleet.ready_of(campaign, VOICES // 8)
             fleet.restart(fleet.second)
             fleet.restart(registry.workers[0])
-            fleet.ready_of(campaign, voices // 4)
+            fleet.ready_of(campaign, VOICES // 4)
             fleet.restart(registry.apis[0])
-            fleet.ready_of(campaign, voices // 2)
+            fleet.ready_of(campaign, VOICES // 2)
             registry.redis().client_kill_filter(skipme=True)
             registry.pace(0)
             ended = fleet.until(campaign, "complete")
@@ -156,19 +163,6 @@ def prepare_promote_and_go_back(folder: Path, voices: int) -> None:
         assert reading.strange == []
         assert set(map(tuple, reading.turns.values())) == {(old, new, old)}
         fleet.assert_each_was_made_once()
-
-
-def test_a_campaign_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
-    """The whole way: prepared while every process and connection is killed, promoted, and rolled back.
-    Nothing is extracted twice, and every answer is 200 with the bytes that are due.
-    """
-    prepare_promote_and_go_back(tmp_path, 8)
-
-
-@pytest.mark.slow
-def test_a_campaign_over_many_voices_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
-    """The registry has 200 voices, which is more than may be under way at once."""
-    prepare_promote_and_go_back(tmp_path, 200)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def lines(program: str, *, status: int = 1, **environment: str) -> list[dict[str
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
-@pytest.mark.parametrize("program", [API, WORKER, SWEEP])
+@pytest.mark.parametrize("program", [API, WORKER])
 def test_a_level_that_there_is_not_is_named(program: str):
     """An unknown log level is named, although logging is not configured by then."""
     *_, last = lines(program, SPEAKER_LOG_LEVEL="loud")
@@ -72,24 +72,18 @@ def test_a_bucket_that_cannot_be_reached_is_named(program: str, tmp_path: Path):
     assert "\n" not in last["reason"]
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
-    """A folder that cannot be used is named by its path, not as a bucket that is not set."""
-    in_the_way = tmp_path / "voices"
-    in_the_way.write_bytes(b"")
-    *_, last = lines(API, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
-    assert last["event"].endswith(".cannot_start")
-    assert last["reason"].startswith("SPEAKER_STORE_URL: ")
-    assert str(in_the_way) in last["reason"]
-    assert "bucket" not in last["reason"]
-
-
-@pytest.mark.parametrize("program", [API, ADOPT])
-def test_a_file_is_no_folder(tmp_path: Path, program: str):
+@pytest.mark.parametrize(
+    ("program", "event"), [(API, "api.cannot_start"), (ADOPT, "bucket.not_adopted")], ids=["api", "adopt"]
+)
+def test_a_file_is_no_folder(tmp_path: Path, program: str, event: str):
     """The reason is not that the path exists, which an operator would take for the opposite of a fault."""
     in_the_way = tmp_path / "voices"
     in_the_way.write_bytes(b"")
     *_, last = lines(program, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
-    assert last["reason"].endswith("cannot be used: it is a file. Accepted: a folder")
+    assert last["event"] == event
+    assert last["reason"] == (
+        f"SPEAKER_STORE_URL: the folder '{in_the_way}' cannot be used: it is a file. Accepted: a folder"
+    )
 
 
 @pytest.mark.parametrize("path", ["DATA/bucket", "other/linked", "other/folder/../linked"])

@@ -22,7 +22,7 @@ from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
 
-SECONDS = float(os.environ.get("EXACT_SECONDS", "3"))
+SECONDS = float(os.environ.get("EXACT_SECONDS", "1"))
 """How long each scenario is read from. `EXACT_SECONDS=600` reads millions of times."""
 CHANGES = 4
 """The least number of changes. A busy machine takes longer for them."""

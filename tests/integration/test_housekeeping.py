@@ -33,7 +33,7 @@ from services.shared.queue.rq_jobs import JobQueue, status_of
 from services.shared.view.copies import Listed
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import agenda_key
-from speaker_registry.errors import Unavailable, VoiceDamaged
+from speaker_registry.errors import Unavailable
 from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of
 from tests.queue_workers import wait_until
 
@@ -215,20 +215,6 @@ def test_only_what_contradicts_the_bucket_each_time_counts(
     assert (registry.opened.generation.last_used != before) is bool(lasting)
 
 
-def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
-    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
-) -> None:
-    """One damaged document must not keep the lists of all others incomplete."""
-    registry.make_ready("wren", "robin")
-    (bucket / NS / "s" / "wren.json").write_bytes(b"{")
-    lose_the_view(registry)
-    housekeeping.turn()
-    assert registry.view.is_complete()
-    assert registry.view.names(NS, limit=9) == ["robin"]
-    with pytest.raises(VoiceDamaged):
-        registry.find("wren")
-
-
 def test_two_processes_do_not_rebuild_at_the_same_time(registry: OpenedRegistry) -> None:
     generation, clock = registry.opened.generation, registry.opened.clock
     with only_one(generation, clock, "rebuild"), pytest.raises(Unavailable, match="working on the rebuild"):
@@ -238,20 +224,6 @@ def test_two_processes_do_not_rebuild_at_the_same_time(registry: OpenedRegistry)
 
 
 # Speakers that are due
-
-
-def test_a_job_that_the_queue_lost_is_replaced(registry: OpenedRegistry, housekeeping: Housekeeping) -> None:
-    registry.worker.announce()
-    [lost] = registry.register("wren").jobs.values()
-    registry.opened.dispatcher.remove(lost, registry.jobs.record(NS, lost).queue)
-    look_now(registry, housekeeping, "wren")
-    record = registry.jobs.record(NS, lost)
-    assert (record.state, record.replaced) == ("superseded", True)
-    [job] = registry.find("wren").open_jobs
-    assert job.job_id != lost
-    registry.worker.finish_all()
-    assert registry.find("wren").open_jobs == ()
-    assert registry.newest("wren").served
 
 
 def test_a_job_whose_place_in_the_queue_was_lost_is_replaced(
@@ -349,25 +321,6 @@ def test_what_is_missing_after_a_promotion_is_made(
     assert registry.newest("wren").artifact(profile, other) is not None
 
 
-def test_what_was_made_ahead_is_served_after_the_promotion(
-    registry: OpenedRegistry, housekeeping: Housekeeping
-) -> None:
-    """After a later promotion it is served as the last good one, which it would not be otherwise."""
-    registry.make_ready("wren")
-    profile, version = registry.opened.profiles.required[0].name, registry.newest("wren")
-    current, other = registry.worker.fingerprint, "sha256:" + "2" * 64
-    registry.jobs.open(WREN, version, profile, other, ahead=True)
-    registry.worker.fingerprint = other
-    registry.worker.finish_all()
-    [_, ahead] = registry.newest("wren").artifacts[profile]
-    assert ahead.ahead
-    registry.worker.announce(other)
-    registry.opened.profile_records.clear_cache()
-    look_now(registry, housekeeping, "wren")
-    made = {one.fingerprint: one.ahead for one in registry.newest("wren").artifacts[profile]}
-    assert made == {current: False, other: False}
-
-
 def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
 ) -> None:
@@ -412,22 +365,6 @@ def test_a_view_that_was_lost_is_filled_before_the_next_turn_is_due(registry: Op
 
 
 # Deleted voices
-
-
-def test_what_was_deleted_is_erased_when_its_grace_ends(
-    registry: OpenedRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry.make_ready("wren", "robin")
-    registry.delete("wren")
-    patient, at_once = registry.housekeeping(), registry.housekeeping(deleted_grace_seconds=0)
-    look_now(registry, patient, "wren")
-    assert registry.files("wren") != []
-    now = registry.speakers.now()
-    monkeypatch.setattr(registry.speakers, "now", lambda: now + 2)
-    at_once.check(WREN)
-    assert registry.files("wren") == []
-    assert registry.document("wren").dead == ()
-    assert registry.files("robin") != []
 
 
 def test_an_erasure_is_due_also_when_redis_was_lost(registry: OpenedRegistry, redis_client: Redis) -> None:

@@ -2,7 +2,6 @@
 what was acknowledged is served, listed and counted again.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,14 +10,13 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import housekeeping as housekeeping_module
-from services.registry_api.operations.register import Registered
 from services.shared.bucket.store import Listing
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find
 from services.shared.registry.pages import speaker_page
 from services.shared.view.away import ViewAway
 from services.shared.view.keys import copy_key
-from speaker_registry.errors import Unavailable, VoiceNotFound
+from speaker_registry.errors import VoiceNotFound
 from speaker_registry.names import parse_speaker_name
 from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of
 
@@ -93,58 +91,6 @@ def test_a_name_that_nobody_uses_leaves_nothing_in_redis(registry: OpenedRegistr
     with pytest.raises(VoiceNotFound):
         find(registry.speakers, NS, parse_speaker_name("nobody"))
     assert not [key for key in registry.redis.scan_iter() if "nobody" in key]
-
-
-def held_before_its_commit(
-    registry: OpenedRegistry, name: str, content: int, **fields: str
-) -> Callable[[], Registered]:
-    """Start an upload that has stored its clip and stands still. The returned function lets it go on."""
-    store_clip, goes_on, reached = registry.opened.blobs.store_clip, threading.Event(), threading.Event()
-    results: list[Registered | Unavailable] = []
-
-    def hold(*arguments: object) -> None:
-        store_clip(*arguments)  # type: ignore[arg-type]
-        reached.set()
-        assert goes_on.wait(30)
-
-    def upload() -> None:
-        try:
-            results.append(registry.register(name, content, **fields))
-        except Unavailable as error:
-            results.append(error)
-
-    registry.opened.blobs.store_clip = hold  # type: ignore[method-assign]
-    thread = threading.Thread(target=upload)
-    thread.start()
-    assert reached.wait(30)
-    registry.opened.blobs.store_clip = store_clip  # type: ignore[method-assign]
-
-    def go_on() -> Registered:
-        goes_on.set()
-        thread.join(30)
-        [result] = results
-        if isinstance(result, Unavailable):
-            raise result
-        return result
-
-    return go_on
-
-
-def test_an_upload_during_a_loss_is_acknowledged_once_the_view_has_it(
-    opened: Open, registry: OpenedRegistry
-) -> None:
-    """It was announced in a view that is gone, so its uploader is told to send it again, and then gets the
-    version that it made. Its number is nobody else's.
-    """
-    registry.make_ready("alice")
-    slow = held_before_its_commit(opened(), "alice", 2, idempotency_key="the same")
-    lose_redis(registry)
-    assert registry.register("alice", 3).version.number == 2
-    with pytest.raises(Unavailable):
-        slow()
-    again = registry.register("alice", 2, idempotency_key="the same")
-    assert (again.created, again.version.number) == (False, 3)
-    assert registry.find("alice").document == registry.document("alice")
 
 
 def test_housekeeping_brings_everything_back(

@@ -340,33 +340,3 @@ def test_fifty_calls_through_two_apis_share_one_extraction(
 
 def precompute(url: str, name: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/audio/voices/{name}/cache", params={"profile": OPTIONAL_PROFILE}, timeout=60)
-
-
-def test_sixteen_writers_on_one_voice_lose_no_version(
-    registry: RegistryProcesses, clients: list[RegistryClient]
-):
-    """Sixteen writers on one voice lose no version. Two APIs may not assign one number twice, nor overwrite
-    each other's version.
-    """
-
-    def write(number: int) -> int:
-        return clients[number % 2].register("crowded", noise_clip(number)[0], consent="cons_1").version
-
-    with ThreadPoolExecutor(16) as pool:
-        numbers = list(pool.map(write, range(16)))
-    assert sorted(numbers) == list(range(1, 17))
-    assert {one.version for one in clients[0].versions("crowded")} == set(numbers)
-
-
-def test_what_one_api_acknowledges_the_other_shows(
-    registry: RegistryProcesses, clients: list[RegistryClient]
-):
-    """A write that one API acknowledges is shown by the other, because a load balancer may send the next
-    request there.
-    """
-    for number in range(10):
-        upload(clients[number % 2], "handed-on", number)
-        assert clients[1 - number % 2].version(f"handed-on@{number + 1}").version == number + 1
-    clients[0].delete("handed-on")
-    with pytest.raises(NotFound):
-        clients[1].get("handed-on")

@@ -1,11 +1,6 @@
-"""Tests of the copies in Redis and of their generation, on real servers. Seeded mistakes must be caught.
-
-A mistake is a rule of the view that is broken on purpose. The check that belongs to the rule must then fail:
-a check that passes with the mistake would say nothing.
-"""
+"""Tests of the copies in Redis and of their generation, on real servers."""
 
 import errno
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -159,8 +154,8 @@ def test_a_copy_is_what_was_applied_last_and_never_goes_back(world: World, valke
     assert view.get([WREN], {WREN: "e1"})[0].body == copy.body
 
 
-def check_counts(world: World, valkey: ValkeyServer) -> None:
-    """Check that names and counts equal what the documents say, whatever was applied in between."""
+def test_names_and_counts_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
+    """A quota that counts a repeated apply twice would refuse uploads for nothing."""
     process = world.process(valkey)
     view = SpeakerView(process)
     for document in history()[1:]:
@@ -171,8 +166,8 @@ def check_counts(world: World, valkey: ValkeyServer) -> None:
     assert view.usage("elsewhere") == Counts(0, 0, 0)
 
 
-def check_pinned(world: World, valkey: ValkeyServer) -> None:
-    """Check that the pinned names equal what the documents say, also after a delete and a way back."""
+def test_pinned_names_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
+    """A voice that is missing among them would not be loaded first, and nobody would notice."""
     process = world.process(valkey)
     view, document = SpeakerView(process), NOTHING
     registered = with_version(NOTHING, "v1")
@@ -226,8 +221,8 @@ def test_copies_that_are_brought_up_together_are_each_whole(world: World, valkey
     assert view.usage("default").voices == len(names)
 
 
-def check_events(world: World, valkey: ValkeyServer) -> None:
-    """Check that a change whose own apply was lost is told by the next one."""
+def test_every_change_is_told_although_an_apply_was_lost(world: World, valkey: ValkeyServer) -> None:
+    """Engines that wait for a version must not miss it because the process that made it died."""
     process = world.process(valkey)
     view, revisions = SpeakerView(process), history()
     apply(view, process, revisions[1])
@@ -236,11 +231,13 @@ def check_events(world: World, valkey: ValkeyServer) -> None:
     assert told == ["voice.created", "version.created", "version.created", "alias.updated"]
 
 
-def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeyServer) -> None:
-    """Check that no writer is told that its commit shows, once a view that may lack it has begun."""
+def test_a_generation_is_named_in_the_bucket_before_it_begins(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """Otherwise a new view could miss a commit that was acknowledged while it was being filled."""
     writer = world.process(valkey)
     generation = writer.for_reading()
-    beginner = world.process(other, KINDS.get("order", Generation))
+    beginner = world.process(other)
     begin = beginner._begin
 
     def observed(**arguments: Any) -> Any:
@@ -252,8 +249,8 @@ def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeySe
     beginner.check()
 
 
-def check_stamp(world: World, valkey: ValkeyServer) -> None:
-    """Check that nothing is written to a generation that has ended, and nothing of it is read."""
+def test_an_ended_generation_is_neither_read_nor_written(world: World, valkey: ValkeyServer) -> None:
+    """A change that is applied to a view that nobody reads must not be acknowledged."""
     process, another = world.process(valkey), world.process(valkey)
     view, revisions = SpeakerView(process), history()
     apply(view, process, revisions[1])
@@ -265,105 +262,6 @@ def check_stamp(world: World, valkey: ValkeyServer) -> None:
     with pytest.raises(ViewAway):
         view.apply(Held(WREN, revisions[2], "e2", revisions[2].to_bytes()), generation=ended)
     assert revision(another) is None
-
-
-def test_names_and_counts_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
-    """A quota that counts a repeated apply twice would refuse uploads for nothing."""
-    check_counts(world, valkey)
-
-
-def test_pinned_names_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
-    """A voice that is missing among them would not be loaded first, and nobody would notice."""
-    check_pinned(world, valkey)
-
-
-def test_every_change_is_told_although_an_apply_was_lost(world: World, valkey: ValkeyServer) -> None:
-    """Engines that wait for a version must not miss it because the process that made it died."""
-    check_events(world, valkey)
-
-
-def test_a_generation_is_named_in_the_bucket_before_it_begins(
-    world: World, valkey: ValkeyServer, other: ValkeyServer
-) -> None:
-    """Otherwise a new view could miss a commit that was acknowledged while it was being filled."""
-    check_order_of_beginning(world, valkey, other)
-
-
-def test_an_ended_generation_is_neither_read_nor_written(world: World, valkey: ValkeyServer) -> None:
-    """A change that is applied to a view that nobody reads must not be acknowledged."""
-    check_stamp(world, valkey)
-
-
-# Seeded mistakes
-
-KINDS: dict[str, type[Generation]] = {}
-"""The kind of process that a check starts instead of the real one."""
-
-
-class RedisFirst(Generation):
-    """A process that begins a generation in Redis before it names it in the bucket."""
-
-    def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
-        generation = self._clock.new_id()
-        seen = str(stamp) if stamp.generation else ""
-        self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self.bucket, generation))])
-        self._document.begin(named, generation)
-
-
-@pytest.fixture
-def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
-    """Return a function that replaces a part of one script by another."""
-    folder = tmp_path / "lua"
-    shutil.copytree(generation_module._LUA, folder)
-    monkeypatch.setattr(generation_module, "_LUA", folder)
-
-    def edit(script: str, right: str, wrong: str) -> None:
-        text = (folder / script).read_text()
-        assert right in text
-        (folder / script).write_text(text.replace(right, wrong, 1))
-
-    return edit
-
-
-@pytest.mark.parametrize(
-    ("script", "right", "wrong", "check"),
-    [
-        ("apply.lua", " - tonumber(stored[2 + place] or '0')", "", check_counts),
-        ("apply.lua", "if revision ~= new.base", "if false", check_events),
-        ("apply.lua", "and not new.pinned then", "and false then", check_pinned),
-        ("apply.lua", "if new.pinned then", "if false then", check_pinned),
-        ("_prelude.lua", "~= ARGV[1]", "== ''", check_stamp),
-    ],
-    ids=[
-        "counts by difference alone",
-        "apply trusts its caller's base",
-        "unpinned",
-        "pinned",
-        "a stamp that is not looked at",
-    ],
-)
-def test_a_mistake_in_a_script_is_caught(
-    world: World,
-    valkey: ValkeyServer,
-    scripts: Callable[[str, str, str], None],
-    script: str,
-    right: str,
-    wrong: str,
-    check: Callable[[World, ValkeyServer], None],
-) -> None:
-    """Each check above fails if the rule that it belongs to is broken."""
-    scripts(script, right, wrong)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        check(world, valkey)
-
-
-def test_a_generation_that_begins_in_redis_first_is_caught(
-    world: World, valkey: ValkeyServer, other: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check of the order fails if the order is the wrong one."""
-    monkeypatch.setitem(KINDS, "order", RedisFirst)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        check_order_of_beginning(world, valkey, other)
 
 
 # Losses

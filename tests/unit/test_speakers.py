@@ -34,7 +34,6 @@ from speaker_registry.artifact import Artifact, ComputedOn, Manifest
 from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
-    IdempotencyKeyReused,
     InvalidApiKey,
     InvalidArtifact,
     JobFinished,
@@ -90,15 +89,6 @@ def test_a_repeated_upload_is_the_same_version(registry: Registry) -> None:
     again = registry.register("wren", 1)
     assert (again.created, again.version.vuid, again.jobs) == (False, first.version.vuid, first.jobs)
     assert registry.register("wren", 1, dedupe=False).version.number == 2
-
-
-def test_an_idempotency_key_stands_for_one_request(registry: Registry) -> None:
-    """A repeat is answered with its own version, also after others were registered."""
-    first = registry.register("wren", 1, idempotency_key="k")
-    registry.register("wren", 2)
-    assert registry.register("wren", 1, idempotency_key="k").version.vuid == first.version.vuid
-    with pytest.raises(IdempotencyKeyReused):
-        registry.register("wren", 3, idempotency_key="k")
 
 
 def test_a_lost_reply_of_the_commit_makes_one_version(world: World) -> None:
@@ -865,15 +855,6 @@ def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry
     assert "ecapa" not in {one["profile"] for one in registry.queue.waiting.values()}
 
 
-def test_a_failure_that_is_final_is_given_up_at_once(registry: Registry) -> None:
-    """Trying again would not help."""
-    job = registry.register("wren", 1).jobs["ecapa"]
-    error = ExtractorFailed("a defect")
-    error.retryable = False
-    fail(registry.speakers, registry.jobs, registry.profiles, begun(registry, job), error)
-    assert registry.document("wren").newest.failure("ecapa").code == error.code
-
-
 def test_a_canceled_job_publishes_nothing(registry: Registry) -> None:
     """The document says that the build is used, so that a worker that is late is refused."""
     job = registry.register("wren", 1).jobs["ecapa"]
@@ -894,18 +875,6 @@ def test_what_has_finished_cannot_be_canceled(registry: Registry) -> None:
         registry.cancel(job)
     with pytest.raises(JobNotFound):
         registry.cancel("job_unknown")
-
-
-def test_default_waits_until_a_version_serves_as_much(registry: Registry) -> None:
-    """Engines never lose a profile to a new version."""
-    registry.register("wren", 1)
-    registry.work()
-    registry.register("wren", 2)
-    assert registry.find_version("wren", "default")[1].number == 1
-    registry.work()
-    assert registry.find_version("wren", "default")[1].number == 2
-    with pytest.raises(VersionNotFound):
-        registry.find_version("wren", 3)
 
 
 def test_lost_bytes_are_made_again_and_sound_ones_stay(world: World, registry: Registry) -> None:

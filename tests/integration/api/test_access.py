@@ -1,5 +1,5 @@
-"""Tests of authorization: every route × every scope × own and foreign namespace, and what unauthenticated
-callers can learn.
+"""Tests of authorization: every route × own and foreign namespace, with a scope that the route accepts and
+one that it does not, and what unauthenticated callers can learn.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import httpx
@@ -304,20 +303,28 @@ def test_strangers_stay_out(tenants: tuple[Registry, Tenant, Tenant], operation:
         assert error["type"] in {"authentication_error", "AuthenticationError"}
 
 
-@pytest.mark.parametrize(("operation", "scope"), list(product(operations(), sorted(ALL_SCOPES))))
-def test_a_key_is_for_what_it_says(tenants: tuple[Registry, Tenant, Tenant], operation: str, scope: str):
+@pytest.mark.parametrize("operation", operations())
+def test_a_key_is_for_what_it_says(tenants: tuple[Registry, Tenant, Tenant], operation: str):
     """A key works for its own scopes and namespace only. Operations outside its scopes are refused, and
-    another tenant's objects are reported as not found.
+    another tenant's objects are reported as not found. One scope of each kind is enough: which scopes are
+    accepted is in the table above, and what the route does with one does not depend on which it is.
     """
+    expected = ALL_SCOPES if EXPECTED[operation] is None else EXPECTED[operation] or ()
+    for scope in filter(None, (min(expected), min(ALL_SCOPES - set(expected), default=None))):
+        assert_scope_is_respected(tenants, operation, scope, is_accepted=scope in expected)
+
+
+def assert_scope_is_respected(
+    tenants: tuple[Registry, Tenant, Tenant], operation: str, scope: str, *, is_accepted: bool
+) -> None:
     registry, ours, theirs = tenants
-    expected = EXPECTED[operation]
     foreign = ask(registry, operation, theirs.values, ours.keys[scope])
-    # # Destructive requests name something that does not exist: the rule is checked first.
+    # Destructive requests name something that does not exist: the rule is checked first.
     destroys = operation.startswith("DELETE") or operation.endswith("rotate")
     nobodys = {"name": "nobody", "key_id": "nokeyid0"}
     values = {**ours.values, **nobodys} if destroys else ours.values
     own = ask(registry, operation, values, ours.keys[scope])
-    if expected is not None and scope not in expected:
+    if not is_accepted:
         for response in (own, foreign):
             assert response.status_code == 403
             assert f"the scopes: {scope}" in response.json()["error"]["message"]
@@ -384,20 +391,6 @@ def test_a_body_that_is_no_upload_cannot_be_large(tenants: tuple[Registry, Tenan
     assert "accepted here: 65536" in refused.json()["error"]["message"]
 
 
-def test_lists_hold_what_is_ones_own(tenants: tuple[Registry, Tenant, Tenant]):
-    """Lists hold the caller's own voices, jobs and keys, and none of another namespace."""
-    registry, ours, theirs = tenants
-    for operation in ("GET /v1/audio/voices", "GET /v1/voices", "GET /v1/jobs", "GET /v1/keys"):
-        for mine, other in ((ours, theirs), (theirs, ours)):
-            said = "".join(
-                ask(registry, operation, mine.values, mine.keys[scope]).text
-                for scope in ("voices:read", "jobs:read", "admin")
-            )
-            assert mine.values["name"] in said or mine.values["key_id"] in said
-            assert other.values["name"] not in said
-            assert other.values["key_id"] not in said
-
-
 def test_what_is_anothers_cannot_be_told_from_what_is_not(tenants: tuple[Registry, Tenant, Tenant]):
     """The answer about another tenant's voice equals the answer about a voice that does not exist, word for
     word except for the name in it. A difference would reveal the voice.
@@ -415,18 +408,6 @@ def test_what_is_anothers_cannot_be_told_from_what_is_not(tenants: tuple[Registr
                 text = text.replace(values[name], "…")
             said.append((response.status_code, text))
         assert said[0] == said[1], operation
-
-
-def test_two_namespaces_may_use_one_name(closed: Registry):
-    """Two namespaces may use one name. Each has its own voice of that name, and deleting
-    one leaves the other.
-    """
-    mine, yours = (key(closed, namespace=namespace) for namespace in ("mine", "yours"))
-    for token in (mine, yours):
-        closed.upload("Alice", headers=bearer(token))
-    assert closed.client.delete("/v1/voices/alice", headers=bearer(mine)).status_code == 204
-    assert closed.client.get("/v1/voices/alice", headers=bearer(mine)).status_code == 404
-    assert closed.client.get("/v1/voices/alice", headers=bearer(yours)).status_code == 200
 
 
 # -- namespaces
@@ -501,46 +482,12 @@ def test_a_revoked_key_is_refused(closed: Registry):
     assert shown["expires_at"] == pytest.approx(time.time(), abs=60)
 
 
-def test_another_process_refuses_a_revoked_key_within_a_second(start: Start, valkey: Any):
-    """Another process refuses a revoked key within a second, even while the key is in constant use there."""
-    url = empty(valkey, 13)
-    one = start(url, access=CLOSED)
-    other = start(url, access=CLOSED, rates=PATIENT, folder=one.folder)
-    token = key(one)
-
-    def status() -> int:
-        return other.client.get("/v1/profiles", headers=bearer(token)).status_code
-
-    assert status() == 200  # made by another process a moment ago
-    one.client.delete(f"/v1/keys/{id_of(token)}", headers=bearer(BOOTSTRAP))
-    revoked_at = time.monotonic()
-    wait_until(lambda: status() == 401)
-    assert time.monotonic() - revoked_at < 1.5
-    assert {status() for _ in range(50)} == {401}
-
-
 def test_an_expired_key_is_refused(closed: Registry):
     token = key(closed, expires_at=int(time.time()) + 2)
     assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 200
     wait_until(lambda: closed.client.get("/v1/voices", headers=bearer(token)).status_code == 401)
     said = closed.client.get("/v1/voices", headers=bearer(token)).json()["error"]["message"]
     assert said == "This API key is expired."
-
-
-def test_a_rotated_key_and_its_successor_are_both_good(closed: Registry):
-    """A rotated key and its successor both work until the grace period is over. The successor has the same
-    namespace, scopes and limit.
-    """
-    token = key(closed, "engine", "jobs:read", namespace="tenant", requests_per_minute=500)
-    key_id = id_of(token)
-    path = f"/v1/keys/{key_id}/rotate"
-    made = closed.client.post(path, params={"grace_seconds": 2}, headers=bearer(BOOTSTRAP)).json()
-    assert (made["namespace"], made["scopes"]) == ("tenant", ["engine", "jobs:read"])
-    assert made["requests_per_minute"] == 500
-    both = (token, made["key"])
-    assert [closed.client.get("/v1/jobs", headers=bearer(one)).status_code for one in both] == [200, 200]
-    wait_until(lambda: closed.client.get("/v1/jobs", headers=bearer(token)).status_code == 401)
-    assert closed.client.get("/v1/jobs", headers=bearer(made["key"])).status_code == 200
 
 
 def test_a_namespaces_admin_makes_keys_for_it_alone(closed: Registry):
@@ -958,47 +905,6 @@ def test_the_quota_says_what_is_left(start: Start):
     assert quota["max_clip_bytes"] == 10 * 1024**2
 
 
-def test_bytes_are_limited_by_namespace(start: Start):
-    """Stored bytes are limited by namespace, and deleting a voice frees its bytes."""
-    open_to_all = start(max_stored_bytes=2 * len(CLIP) + 20)
-    for name in ("a", "b"):
-        open_to_all.upload(name)
-    refused = open_to_all.post_voice("c")
-    assert refused.status_code == 400  # as vLLM-Omni answers any upload that it does not take
-    assert refused.json()["error"]["reason"] == "quota_exceeded"
-    assert str(2 * len(CLIP) + 20) in refused.json()["error"]["message"]
-    open_to_all.client.delete("/v1/voices/a")
-    open_to_all.upload("c")
-    assert open_to_all.client.get("/v1/quota").json()["bytes"]["used"] == 2 * (len(CLIP) + len("acons_1"))
-
-
-def test_limits_do_not_apply_where_no_key_is_needed(start: Start):
-    """Limits do not apply where no key is needed, because callers cannot be told apart there."""
-    open_to_all = start(rates=RateSettings(requests_per_minute=2))
-    answers = [open_to_all.client.get("/v1/profiles") for _ in range(5)]
-    assert {one.status_code for one in answers} == {200}
-    assert "RateLimit-Limit" not in answers[0].headers
-    assert open_to_all.client.get("/v1/quota").json()["requests_per_minute"]["limit"] is None
-
-
-def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytest.MonkeyPatch):
-    """Reads go on without Redis: keys are read from the bucket, and requests are not counted."""
-    closed = start(access=CLOSED)
-    token = key(closed, requests_per_minute=100)
-    closed.ready("alice", headers=bearer(token))
-
-    def away(*_: object, **__: object) -> None:
-        raise ConnectionError
-
-    generation = closed.opened.generation
-    for client in (generation.redis, generation.plain):
-        client.connection_pool.disconnect()
-        monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
-    time.sleep(1)
-    assert closed.client.get("/v1/voices/alice", headers=bearer(token)).status_code == 200
-    assert closed.client.get("/v1/voices/alice", headers=bearer(new_token())).status_code == 401
-
-
 # -- the way in
 
 
@@ -1069,12 +975,6 @@ def test_a_key_from_before_is_a_way_in(start: Start):
     assert open_access(
         world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.plain_redis
     ).required
-
-
-def test_one_may_ask_for_keys_on_loopback(start: Start):
-    """An operator may require keys on loopback too, and requests without a key are then refused."""
-    closed = start(access=CLOSED)
-    assert closed.client.get("/v1/voices").status_code == 401
 
 
 def test_the_document_says_whether_keys_are_needed(start: Start):

@@ -78,17 +78,6 @@ def test_aliases_are_listed_by_name(registry: Registry, name: str):
     assert ([one["alias"] for one in rest["data"]], rest["has_more"]) == (["prod"], False)
 
 
-def test_a_default_that_was_moved_by_hand_stays_until_that_is_taken_back(registry: Registry, name: str):
-    """A rollback must hold, whatever is uploaded meanwhile."""
-    make_versions(registry, name)
-    put(registry, name, "default", 1)
-    registry.ready(name, clip=clips.wav(2.0))
-    assert version_of(registry, name) == 1
-    assert registry.client.delete(f"/v1/voices/{name}/aliases/default").status_code == 204
-    assert (get(registry, name).json()["version"], get(registry, name).json()["by_hand"]) == (3, False)
-    assert version_of(registry, name) == 3
-
-
 def test_a_move_that_somebody_overtook_is_refused(registry: Registry, name: str):
     """`If-Match` is for two people who move one alias. A repeat of one's own move is no conflict."""
     make_versions(registry, name, 3)

@@ -283,32 +283,34 @@ def test_a_query_that_is_not_utf_8_is_refused(registry: Registry, query: str):
     assert "The query is not UTF-8" in answer.error["message"]
 
 
+BAD_IN_PATHS = [
+    ("a%2Fb", "'/' written as %2F"),
+    ("..%2f..%2fetc%2fpasswd", "'/' written as %2F"),
+    ("good%2Fversions", "'/' written as %2F"),
+    ("a%00b", r"it contains '\x00'"),
+    ("a%0D%0AX-Evil:%201", r"it contains '\r'"),
+    ("%2E%2E", "it is a path"),
+    ("a%5Cb", r"it contains '\\'"),
+    ("good@1", "it contains '@'"),
+    ("x" * 200, "it has 200 characters"),
+    ("%20", "it is empty"),
+    ("%FF", "The path is not UTF-8"),
+    ("%ED%A0%80", "The path is not UTF-8"),
+]
+OTHER_ROUTES = [
+    ("GET", "/v1/voices/{}"),
+    ("GET", "/v1/voices/{}/versions"),
+    ("GET", "/v1/voices/{}/versions/1/artifacts/qwen3-tts-0.6b/file"),
+    ("DELETE", "/v1/audio/voices/{}"),
+    ("POST", "/v1/audio/voices/{}/cache"),
+]
+
+
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("method", "template", "path", "says"),
     [
-        ("a%2Fb", "'/' written as %2F"),
-        ("..%2f..%2fetc%2fpasswd", "'/' written as %2F"),
-        ("good%2Fversions", "'/' written as %2F"),
-        ("a%00b", r"it contains '\x00'"),
-        ("a%0D%0AX-Evil:%201", r"it contains '\r'"),
-        ("%2E%2E", "it is a path"),
-        ("a%5Cb", r"it contains '\\'"),
-        ("good@1", "it contains '@'"),
-        ("x" * 200, "it has 200 characters"),
-        ("%20", "it is empty"),
-        ("%FF", "The path is not UTF-8"),
-        ("%ED%A0%80", "The path is not UTF-8"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("method", "template"),
-    [
-        ("GET", "/v1/voices/{}"),
-        ("DELETE", "/v1/voices/{}"),
-        ("GET", "/v1/voices/{}/versions"),
-        ("GET", "/v1/voices/{}/versions/1/artifacts/qwen3-tts-0.6b/file"),
-        ("DELETE", "/v1/audio/voices/{}"),
-        ("POST", "/v1/audio/voices/{}/cache"),
+        *(("DELETE", "/v1/voices/{}", *bad) for bad in BAD_IN_PATHS),
+        *((*route, *bad) for route in OTHER_ROUTES for bad in (BAD_IN_PATHS[0], BAD_IN_PATHS[5])),
     ],
 )
 def test_a_bad_name_in_a_path_is_refused(
@@ -853,11 +855,7 @@ def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys
             "no alias 'prod'. It has: default, latest.",
         ),
         ("/v1/voices/good/versions/0", 400, "invalid_reference", "ref", "'0'…a version number from 1"),
-        ("/v1/voices/good/versions/-1", 400, "invalid_reference", "ref", "'-1'"),
-        ("/v1/voices/good/versions/1.0", 400, "invalid_reference", "ref", "'1.0'"),
-        ("/v1/voices/good/versions/01", 400, "invalid_reference", "ref", "'01'"),
         ("/v1/voices/good/versions/%D9%A1", 400, "invalid_reference", "ref", "Accepted"),
-        (f"/v1/voices/good/versions/{2**63}", 400, "invalid_reference", "ref", str(2**63)),
         (
             "/v1/voices/good/versions/1/artifacts/nope",
             404,
@@ -874,13 +872,6 @@ def test_a_caller_that_vanishes_leaves_nothing_behind(registry: Registry, capsys
         ),
         ("/v1/voices?profile=nope", 404, "profile_unknown", "profile", "'nope'"),
         ("/v1/voices?state=done", 400, "invalid_request", "state", "'done'…'ready'"),
-        (
-            "/v1/voices?limit=0",
-            400,
-            "invalid_request",
-            "limit",
-            "'0'; accepted: a whole number from 1 to 100.",
-        ),
         (
             "/v1/voices?limit=101",
             400,

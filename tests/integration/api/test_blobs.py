@@ -8,7 +8,6 @@ import pytest
 
 from services.shared.bucket.folder_store import FolderStore
 from speaker_registry.artifact import sha256_digest
-from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, PROFILE, Registry
 from tests.integration.api.test_express_lane import CHANGING, Lane, ordinary, settled
@@ -88,19 +87,6 @@ def test_only_half_a_digest_finds_nothing(registry: Registry, name: str):
     registry.ready(name)
     path = blob(registry, name)
     assert registry.client.get(path[:-1] + ("0" if path[-1] != "0" else "1")).status_code == 404
-
-
-def test_another_tenant_does_not_find_it(start: Start):
-    registry = start(access=CLOSED)
-    ours, theirs = (key(registry, namespace=one) for one in ("ours", "theirs"))
-    registry.client.headers = httpx.Headers(bearer(ours))
-    registry.namespace = "ours"
-    registry.ready("alice")
-    path = blob(registry, "alice")
-    for _ in range(3):
-        assert registry.client.get(path).status_code == 200
-        assert registry.client.get(path, headers=bearer(theirs)).status_code == 404
-        assert httpx.get(registry.url + path).status_code == 401
 
 
 def test_while_the_view_is_rebuilt_an_unknown_digest_may_exist(start: Start):

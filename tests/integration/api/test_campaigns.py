@@ -1,15 +1,10 @@
 """Tests of campaigns over HTTP, with a candidate's worker that the test itself advances."""
 
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
 import pytest
 
 from services.registry_api.campaigns import preparation
-from services.registry_api.commands.wiring import campaigns_of
 from services.shared.view.stamp import STAMP
 from speaker_registry import RegistryClient
-from speaker_registry.artifact import read_tensors
 from speaker_registry.cli import campaigns, main
 from speaker_registry.errors import (
     AudioTooShort,
@@ -17,17 +12,14 @@ from speaker_registry.errors import (
     CampaignNotFound,
     CampaignOpen,
     ExtractorFailed,
-    ExtractorOutOfMemory,
-    InvalidAudio,
     InvalidRequest,
     SpeakerRegistryError,
 )
 from speaker_registry.following import Following
 from tests.encoders import come_with
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.integration.api.registry import EMBEDDING, PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT, StandIn
-from tests.queue_workers import START_SECONDS, wait_until
 
 NEWER, UNKNOWN, OF_ANOTHER = ("sha256:" + digit * 64 for digit in "234")
 OTHER_PROFILE = "qwen3-tts-1.7b"
@@ -161,28 +153,6 @@ def fetched(engine: RegistryClient, following: Following) -> dict[str, tuple[str
     }
 
 
-def test_an_artifact_of_a_candidate_is_not_served_for_want_of_another(registry: Registry, candidate: StandIn):
-    """The last good artifact is one of an encoder that was current, never one that nobody has promoted."""
-    registry.upload("dan")
-    registry.worker.fail_all("dan", InvalidAudio("no"))
-    finish(registry, candidate, start_one(registry))
-    assert registry.file("dan").status_code == 409
-    assert promote(registry, NEWER)[0] == 200
-    assert registry.file("dan").headers["X-Artifact-Fingerprint"] == NEWER
-
-
-def test_the_newest_version_is_prepared_beside_the_default_one(registry: Registry, candidate: StandIn):
-    """A version that becomes the default during a campaign is prepared, too."""
-    registry.upload("ada", clip=OTHER_CLIP)
-    current = registry.worker.take_all("ada")
-    finish(registry, candidate, start_one(registry))
-    made = {(attempt.version.name, attempt.version.number) for attempt in candidate.taken}
-    assert made == {("ada", 1), ("ada", 2), ("bob", 1), ("cyd", 1)}
-    for attempt in current:
-        assert registry.worker.publish(attempt)
-    assert registry.file("ada").headers["X-Artifact-Fingerprint"] == FINGERPRINT
-
-
 def test_a_voice_without_a_clip_is_skipped(registry: Registry, candidate: StandIn):
     """Nothing can be extracted from a given embedding, so it must not keep a campaign from its end."""
     registry.post_voice("eve", clip=None, speaker_embedding=EMBEDDING)
@@ -200,59 +170,6 @@ def begin_with_one(registry: Registry, candidate: StandIn, monkeypatch: pytest.M
     [first] = candidate.take_all()
     candidate.publish(first)
     return campaign
-
-
-def test_a_campaign_goes_on_where_it_was_after_its_process_has_died(
-    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
-):
-    """Another process reads the state, joins the jobs that were begun, and extracts nothing twice."""
-    campaign = begin_with_one(registry, candidate, monkeypatch)
-    another = campaigns_of(registry.opened)
-    another.runner.turn()
-    assert another.get(PROFILE, campaign["id"]).progress.ready == 1
-    registry.campaigns = another
-    ended = finish(registry, candidate, campaign)
-    assert (ended["progress"]["ready"], len(candidate.taken)) == (3, 3)
-
-
-def test_a_campaign_that_lost_its_progress_with_redis_extracts_nothing_twice(
-    registry: Registry, candidate: StandIn
-):
-    """The bucket knows the campaign and every artifact, so only the walk begins anew."""
-    campaign = start_one(registry)
-    turn(registry)
-    for attempt in candidate.take_all()[:2]:
-        candidate.publish(attempt)
-    registry.redis.flushdb()
-    registry.rebuild()
-    registry.opened.workers.beat("w2", {PROFILE: NEWER})
-    assert seen(registry, campaign)["state"] == "running"
-    before = len(candidate.taken)
-
-    def ended() -> bool:
-        for name in ALL:
-            registry.repair(name)  # tells what was published just before the loss
-        turn(registry)
-        candidate.finish_all()
-        return seen(registry, campaign)["state"] == "complete"
-
-    wait_until(ended, START_SECONDS)
-    assert seen(registry, campaign)["progress"]["ready"] == 3
-    assert len(candidate.taken) - before == 1
-
-
-def test_a_paused_campaign_begins_nothing_and_goes_on_when_it_is_resumed(
-    registry: Registry, candidate: StandIn
-):
-    """An operator can stop the extra load at any time."""
-    campaign = start_one(registry)
-    paused = registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json()
-    assert paused["state"] == "paused"
-    turn(registry)
-    assert candidate.take_all() == []
-    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json() == paused
-    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume")
-    assert finish(registry, candidate, campaign)["state"] == "complete"
 
 
 def test_a_canceled_campaign_takes_its_jobs_back_and_keeps_what_was_made(
@@ -300,18 +217,6 @@ def test_an_encoder_is_promoted_by_itself_when_every_voice_is_covered(registry: 
     assert (ended["state"], shown(registry)["fingerprint"]) == ("promoted", NEWER)
 
 
-def test_a_campaign_with_a_failure_promotes_nothing_by_itself(registry: Registry, candidate: StandIn):
-    """A person decides whether the voices that failed may keep their former artifacts."""
-    assert promote(registry, NEWER, when="complete")[0] == 200
-    [campaign] = registry.client.get(CAMPAIGNS).json()["data"]
-    turn(registry)
-    candidate.fail_all("bob", ExtractorFailed("no"))
-    ended = finish_failing(registry, candidate, campaign)
-    assert (ended["state"], ended["progress"]["failed"]) == ("complete", 1)
-    assert "1 voice could not be prepared (default/bob)" in ended["reason"]
-    assert shown(registry)["fingerprint"] == FINGERPRINT
-
-
 def test_the_voices_that_failed_are_named_and_a_forced_promotion_leaves_them_behind(
     registry: Registry, candidate: StandIn, capsys: pytest.CaptureFixture[str]
 ):
@@ -335,20 +240,6 @@ def test_the_voices_that_failed_are_named_and_a_forced_promotion_leaves_them_beh
     assert files(registry)["bob"] == before
 
 
-def test_a_voice_that_failed_for_a_moment_keeps_no_later_campaign_from_promoting(
-    registry: Registry, candidate: StandIn
-):
-    """A worker that was short of memory once must not block the encoder for ever."""
-    campaign = start_one(registry)
-    ended = finish_failing(registry, candidate, campaign, ExtractorOutOfMemory("no room"))
-    assert [(one["voice"], one["retryable"]) for one in ended["failures"]] == [("bob", True)]
-    assert promote(registry, NEWER, when="complete")[0] == 200
-    second = registry.client.get(CAMPAIGNS).json()["data"][0]
-    ended = finish(registry, candidate, second)
-    assert (ended["state"], ended["failures"]) == ("promoted", [])
-    assert registry.file("bob").headers["X-Artifact-Fingerprint"] == NEWER
-
-
 def finish_failing(
     registry: Registry, candidate: StandIn, campaign: dict, error: SpeakerRegistryError | None = None
 ) -> dict:
@@ -361,26 +252,6 @@ def finish_failing(
         if seen(registry, campaign)["state"] not in {"running", "paused"}:
             break
     return seen(registry, campaign)
-
-
-def test_a_promotion_half_way_ends_the_campaign_and_what_is_missing_is_extracted_as_usual(
-    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
-):
-    """Voices that were not reached keep their last good artifact until the new one is ready."""
-    before = files(registry)
-    campaign = begin_with_one(registry, candidate, monkeypatch)
-    assert promote(registry, NEWER)[0] == 200
-    turn(registry)
-    assert seen(registry, campaign)["state"] == "promoted"
-    assert registry.file("ada").headers["X-Artifact-Fingerprint"] == NEWER
-    assert files(registry)["cyd"] == before["cyd"]
-
-    def extracted() -> bool:
-        registry.repair("cyd")
-        candidate.finish_all("cyd")
-        return registry.file("cyd").headers["X-Artifact-Fingerprint"] == NEWER
-
-    wait_until(extracted, START_SECONDS)
 
 
 def test_a_campaign_waits_for_a_worker_of_its_encoder_and_says_so(registry: Registry, candidate: StandIn):
@@ -510,17 +381,9 @@ def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(regist
         ({"fingerprint": "sha256:2"}, 400, "invalid_request", "sha256:2"),
         ({"fingerprint": NEWER, "sample": 0}, 400, "invalid_request", "'sample' is 0"),
         ({"fingerprint": NEWER, "sample": 201}, 400, "invalid_request", "'sample' is 201"),
-        ({"fingerprint": NEWER, "sample": -1}, 400, "invalid_request", "'sample' is -1"),
-        ({"fingerprint": NEWER, "sample": 10**30}, 400, "invalid_request", "sample"),
-        ({"fingerprint": NEWER, "sample": 1.5}, 400, "invalid_request", "sample"),
-        ({"fingerprint": NEWER, "sample": "20"}, 400, "invalid_request", "sample"),
         ({"fingerprint": NEWER, "sample": True}, 400, "invalid_request", "sample"),
-        ({"fingerprint": NEWER, "sample": None}, 400, "invalid_request", "sample"),
-        ({"fingerprint": NEWER, "rate": -1}, 400, "invalid_request", "'rate' is -1"),
-        ({"fingerprint": NEWER, "rate": "fast"}, 400, "invalid_request", "rate"),
         ({"fingerprint": NEWER, "rate": 0}, 400, "invalid_request", "'rate' is 0"),
         ({"fingerprint": NEWER, "rate": 1001}, 400, "invalid_request", "'rate' is 1001"),
-        ({"fingerprint": NEWER, "rate": True}, 400, "invalid_request", "rate"),
         ({"fingerprint": NEWER, "speed": 1}, 400, "invalid_request", "speed"),
         ({}, 400, "invalid_request", "fingerprint"),
     ],
@@ -553,18 +416,6 @@ def test_a_profile_has_one_campaign_at_a_time(registry: Registry):
     come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
     registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
     assert promote(registry, UNKNOWN, when="complete") == (409, "campaign_open")
-    assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
-
-
-def test_of_campaigns_that_are_started_at_once_one_is_begun(registry: Registry):
-    """Two operators may have the same thought at the same time."""
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(
-            pool.map(lambda _: registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER}), range(4))
-        )
-    assert sorted(one.status_code for one in answers) == [201, 409, 409, 409]
-    refusals = {one.json()["error"]["code"] for one in answers if one.status_code == 409}
-    assert refusals == {"campaign_open"}
     assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
 
 
@@ -640,29 +491,6 @@ def test_a_promotion_at_the_end_waits_for_a_worker_of_its_encoder(registry: Regi
     assert shown(registry)["fingerprint"] == FINGERPRINT
     registry.opened.workers.beat("w2", {PROFILE: NEWER})
     assert finish(registry, candidate, campaign)["state"] == "promoted"
-
-
-def test_a_damaged_document_costs_no_campaign_while_redis_has_a_copy(registry: Registry):
-    """Redis has the last sound copy, from which the next change mends the document."""
-    campaign = start_one(registry)
-    path = registry.folder / "_profiles" / f"{PROFILE}.json"
-    path.write_bytes(b"{")
-    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json()["state"] == "paused"
-    registry.redis.flushdb()
-    registry.rebuild()
-    assert seen(registry, campaign)["state"] == "paused"
-
-
-def test_equal_artifacts_have_no_distance(registry: Registry, candidate: StandIn):
-    """A candidate that computes the same shows it: every value is 1."""
-    old = {name: registry.file(name).content for name in ALL}
-    campaign = start_one(registry)
-    turn(registry)
-    for attempt in candidate.take_all():
-        tensors, _ = read_tensors(old[attempt.version.name])
-        candidate.publish(attempt, {name: np.array(value) for name, value in tensors.items()})
-    tensors = finish(registry, candidate, campaign)["sample"]["tensors"]
-    assert all(one["lowest"] == pytest.approx(1) for one in tensors.values())
 
 
 def test_the_sdk_starts_and_changes_campaigns(registry: Registry, candidate: StandIn):

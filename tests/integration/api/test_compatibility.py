@@ -565,21 +565,3 @@ def test_a_wait_out_of_bounds_is_refused(registry: Registry, name: str, wait: st
     response = cache(registry, name, wait=wait)
     assert (response.status_code, error_of(response)["param"]) == (400, "wait")
     assert f"'{wait}'" in error_of(response)["message"]
-
-
-def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name: str):
-    """Fifty cache calls at once make one extraction. All engines of a starting fleet call at the same time,
-    and a GPU must not do the same work fifty times.
-    """
-    registry.ready(name)
-    with ThreadPoolExecutor(50) as pool:
-        calls = [pool.submit(cache, registry, name, profile=WIDER) for _ in range(50)]
-        wait_until(lambda: registry.long_polls.waiting == 50)
-        registry.worker.finish_all(name)
-        answers = [call.result() for call in calls]
-    jobs = registry.client.get("/v1/jobs", params={"voice": name, "profile": WIDER}).json()["data"]
-    assert [job["state"] for job in jobs] == ["succeeded"]
-    assert {response.status_code for response in answers} == {200}
-    assert {response.json()["cache_status"] for response in answers} == {"ready"}
-    taken = [work for work in registry.worker.taken if work.version.name == name]
-    assert [work.provenance.profile.name for work in taken] == [PROFILE, WIDER]

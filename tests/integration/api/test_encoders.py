@@ -59,19 +59,6 @@ def test_a_candidate_is_shown_with_what_differs_and_its_workers(registry: Regist
     ]
 
 
-def test_a_promotion_makes_a_candidate_current_and_another_one_is_the_way_back(registry: Registry):
-    """The way back costs no extraction: the artifact of the former encoder is served again at once."""
-    registry.ready("alice")
-    before = registry.file("alice")
-    assert promote(registry, NEWER)[0] == 200
-    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
-    assert promote(registry, FINGERPRINT)[0] == 200
-    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (FINGERPRINT, [NEWER])
-    after = registry.file("alice")
-    assert (after.status_code, after.content) == (200, before.content)
-    assert registry.worker.take_all("alice") == []
-
-
 @pytest.fixture(params=["damaged", "unreadable"])
 def broken(request: pytest.FixtureRequest, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The document of the profile is damaged, or the store does not return it."""
@@ -182,17 +169,6 @@ def test_a_promotion_that_makes_no_sense_is_refused_and_changes_nothing(
     assert shown(registry) == before
 
 
-def test_a_promotion_that_would_leave_a_profile_without_a_worker_has_to_be_forced(registry: Registry):
-    """Without a worker, no new voice would get an artifact."""
-    registry.opened.workers.leave("w2", {PROFILE: NEWER})
-    status, code, message = promote(registry, NEWER)
-    assert (status, code) == (409, "encoder_unserved")
-    assert "force=true" in message
-    assert shown(registry)["fingerprint"] == FINGERPRINT
-    assert promote(registry, NEWER, force=True)[0] == 200
-    assert (shown(registry)["fingerprint"], shown(registry)["workers"]) == (NEWER, 0)
-
-
 def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_so(registry: Registry):
     """The profile has no worker then, which an operator has to hear of, though all artifacts are served."""
     registry.forget_workers_at_once()
@@ -205,28 +181,6 @@ def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_
         {PROFILE: f"no worker serves profile '{PROFILE}'"},
     )
     assert (shown(registry)["fingerprint"], shown(registry)["workers"]) == (FINGERPRINT, 0)
-
-
-def test_trained_weights_replace_untrained_ones_and_never_the_other_way_round(start: Start):
-    """Nobody wants noise once there is something better, and noise is never taken for a voice."""
-    registry = start(announced=False, profiles=(PROFILE,))
-    profiles = registry.opened.profile_records
-    assert come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
-    assert come_with(profiles, PROFILE, NEWER)
-    assert not come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
-    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
-
-
-def test_jobs_of_an_encoder_that_was_replaced_are_made_with_the_new_one(registry: Registry):
-    """A worker never makes a job of another encoder: the artifact would not be the one that was asked for."""
-    job = registry.upload("alice")["job_id"]
-    registry.worker.announce(NEWER)
-    assert registry.worker.take_all("alice") == []
-    registry.repair("alice")
-    [attempt] = registry.worker.take_all("alice")
-    registry.worker.publish(attempt)
-    assert registry.file("alice").headers["X-Artifact-Fingerprint"] == NEWER
-    assert registry.client.get(f"/v1/jobs/{job}").json()["state"] in {"succeeded", "superseded"}
 
 
 def test_the_sdk_promotes_an_encoder_and_raises_an_error_of_its_own_for_each_refusal(registry: Registry):

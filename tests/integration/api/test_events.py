@@ -20,7 +20,6 @@ from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
 from services.shared.registry.opening import open_registry
 from services.shared.telemetry import metrics
-from services.shared.view.keys import events_key
 from speaker_registry.errors import Unavailable
 from tests.integration.api.access import CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
@@ -145,24 +144,6 @@ def test_a_listener_goes_on_where_it_was(registry: Registry, name: str):
     assert len(set(ids)) == len(ids)
 
 
-def test_events_that_go_on_while_a_listener_catches_up_are_told_once(
-    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
-):
-    """Earlier events are read from Redis a page at a time, while later ones arrive."""
-    monkeypatch.setattr(event_feed, "_PAGE", 2)
-    with listening(registry, voice=name) as listener:
-        registry.upload(name)
-        [*_, first] = listener.until(lambda frame: frame.type == "version.created")
-    for clip in (OTHER_CLIP, None, OTHER_CLIP):
-        registry.upload(name, **({"clip": clip} if clip else {}), dedupe=False)
-    with listening(registry, voice=name, headers={"Last-Event-ID": first.fields["id"]}) as listener:
-        assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
-        frames = listener.until(is_delete_of(name))
-    created = [frame.data["version"] for frame in frames if frame.type == "version.created"]
-    assert created == sorted(set(created))
-    assert created[-1] == 4
-
-
 def test_only_the_types_and_the_profile_that_were_asked_for_are_told(registry: Registry, name: str):
     with listening(registry, voice=name, profile=WIDER, types="artifact.ready,voice.deleted") as listener:
         registry.ready(name)  # for another profile
@@ -206,18 +187,6 @@ def test_a_place_that_is_not_known_is_answered_with_a_reset(registry: Registry, 
         listener.until(lambda frame: frame.type == "version.created")
     with listening(registry, voice=name, after=reset.fields["id"]) as listener:
         listener.until(lambda frame: frame.type == "version.created")
-
-
-def test_a_loss_of_redis_is_told_as_a_reset(start: Start):
-    registry = start(heartbeat_seconds=0.5)
-    registry.ready("alice")
-    with listening(registry) as listener:
-        registry.redis.flushdb()
-        registry.client.get("/v1/voices/alice")  # whoever asks first notices
-        listener.until(lambda frame: frame.type == "reset")
-        registry.upload("bob")
-        heard = listener.until(lambda frame: frame.type == "version.created")
-        assert "reset" not in {frame.type for frame in heard}
 
 
 def test_what_a_listener_does_not_take_is_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch):
@@ -378,17 +347,6 @@ def test_head_says_what_a_listener_would_get(registry: Registry):
     answer = registry.client.head(PATH)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"].startswith("text/event-stream")
-
-
-def test_events_that_were_trimmed_are_missed(start: Start):
-    registry = start(heartbeat_seconds=0.5)
-    with listening(registry) as listener:
-        registry.ready("alice")
-        [*_, first] = listener.until(lambda frame: frame.type == "version.created")
-    registry.redis.xtrim(events_key(registry.generation()), maxlen=1, approximate=False)
-    with listening(registry, after=first.fields["id"]) as listener:
-        [reset] = listener.until(lambda _: True)
-    assert reset.type == "reset"
 
 
 def test_metrics_count_listeners_what_they_were_sent_and_resets(start: Start):

@@ -5,18 +5,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from services.registry_api.express import lane as lane_module
-from services.registry_api.routes import manifests
-from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
-from services.shared.view.keys import copy_key, names_key
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.manifests import Manifest
-from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.test_express_lane import Lane, settled
@@ -214,95 +209,6 @@ def test_a_page_from_memory_ends_with_a_pin(closed_lane: tuple[Registry, Lane]):
         lane.get(PATH)
         registry.client.patch("/v1/voices/alice", json={"pinned": pinned})
         wait_until(lambda pinned=pinned: listed(registry)["data"][0].get("pinned", False) is pinned)
-
-
-def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, Lane]):
-    """No event of the voices on the page says that there is another one now."""
-    registry, lane = closed_lane
-    registry.ready("alice")
-    for one in ("bob", "Émile"):
-        lane.get(PATH)
-        registry.upload(one)
-        wait_until(lambda one=one: one in voices(listed(registry)))
-
-
-def test_a_page_from_memory_ends_with_a_voice_that_is_admitted_late(closed_lane: tuple[Registry, Lane]):
-    """An upload from before a loss of Redis may land when all other voices were admitted already."""
-    registry, lane = closed_lane
-    generation, bob = registry.generation(), SpeakerId("default", "bob")
-    registry.ready("alice")
-    registry.ready("bob")
-    registry.redis.delete(copy_key(generation, bob))
-    registry.redis.zrem(names_key(generation, "default"), "bob")
-    registry.client.delete("/v1/voices/alice")  # its event ends what was kept before
-    wait_until(lambda: voices(lane.get(PATH).json()) == [])
-    registry.opened.speakers.refresh(bob)
-    wait_until(lambda: voices(listed(registry)) == ["bob"])
-
-
-def test_a_page_from_memory_ends_with_the_view_that_it_came_from(closed_lane: tuple[Registry, Lane]):
-    """A page from before a loss of Redis may have voices whose deletion was never told."""
-    registry, lane = closed_lane
-    registry.ready("alice")
-    lane.get(PATH)
-    events = registry.app.state.services.events
-    before = registry.generation()
-    registry.redis.flushall()
-    registry.rebuild()
-    wait_until(lambda: events.generation != before and events.is_fresh)
-    answered = lane.answered
-    assert voices(listed(registry)) == ["alice"]
-    assert lane.answered == answered
-
-
-def test_a_page_from_memory_ends_with_a_new_artifact(closed_lane: tuple[Registry, Lane]):
-    registry, lane = closed_lane
-    registry.upload("alice")
-    assert lane.get(PATH).json()["data"][0]["state"] == "pending"
-    registry.worker.finish_all("alice")
-    wait_until(lambda: listed(registry)["data"][0]["state"] == "ready")
-
-
-def test_a_key_that_is_checked_again_has_no_page_made_again(
-    closed_lane: tuple[Registry, Lane], monkeypatch: pytest.MonkeyPatch
-):
-    """A page takes a fifth of a second to make, and the key of each engine is checked every second."""
-    registry, lane = closed_lane
-    registry.ready("alice")
-    unchanged = {"If-None-Match": lane.get(PATH).headers["etag"]}
-
-    made, make = list[None](), manifests.page_pinned_first
-
-    def counted(*arguments: Any, **options: Any) -> pages.SpeakerPage:
-        made.append(None)
-        return make(*arguments, **options)
-
-    monkeypatch.setattr(manifests, "page_pinned_first", counted)
-
-    def is_answered_at_once_and_then_from_memory() -> bool:
-        registry.app.state.lane._drop_grants()
-        answered, pages_made = lane.answered, len(made)
-        assert registry.client.get(PATH, headers=unchanged).status_code == 304
-        assert lane.answered == answered, "its key was checked"
-        assert registry.client.get(PATH, headers=unchanged).status_code == 304
-        return (lane.answered, len(made)) == (answered + 1, pages_made)
-
-    wait_until(
-        is_answered_at_once_and_then_from_memory, 20
-    )  # the process may be without a lease for a moment
-
-
-def test_no_tenant_is_told_anothers_voices(start: Start):
-    registry = start(access=CLOSED)
-    ours, theirs = (key(registry, namespace=one) for one in ("ours", "theirs"))
-    registry.namespace = "ours"
-    registry.client.headers = httpx.Headers(bearer(ours))
-    registry.ready("alice")
-    for _ in range(3):
-        assert voices(listed(registry)) == ["alice"]
-        page = registry.client.get(PATH, headers=bearer(theirs)).json()
-        assert (page["data"], page["namespace"]) == ([], "theirs")
-        assert httpx.get(registry.url + PATH).status_code == 401
 
 
 def test_while_redis_was_lost_the_manifest_comes_from_the_bucket(start: Start):

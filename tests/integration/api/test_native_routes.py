@@ -22,7 +22,6 @@ from services.embedded.valkey import ValkeyServer
 from services.registry_api.routes import health
 from services.registry_api.serving import long_polls
 from services.registry_api.wire import answers, paging
-from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.speaker import SpeakerId
 from services.shared.view.keys import shared_key
@@ -157,19 +156,6 @@ def test_a_voice_says_what_its_name_stands_for(registry: Registry, name: str):
     [artifact] = voice["artifacts"]
     assert (artifact["profile"], artifact["state"], artifact["current"]) == (PROFILE, "ready", True)
     assert artifact["digest"] == sha256_digest(registry.file(name).content)
-
-
-def test_a_name_that_was_deleted_and_comes_back_is_another_voice(registry: Registry, name: str):
-    """A name that was deleted and registered again is another voice. Its version numbers and times continue,
-    but its id is new.
-    """
-    before = registry.upload(name)
-    assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
-    assert error_of(registry.client.get(f"/v1/voices/{name}")) == (404, "voice_not_found")
-    assert error_of(registry.client.delete(f"/v1/voices/{name}")) == (404, "voice_not_found")
-    after = registry.upload(name)
-    assert after["id"] != before["id"]
-    assert (after["version"], get(registry, f"/v1/voices/{name}")["versions"]) == (2, 1)
 
 
 def test_versions_are_paged_newest_first(registry: Registry, name: str):
@@ -485,32 +471,6 @@ def test_a_hundred_that_wait_do_not_hold_up_the_others(registry: Registry, name:
         assert {one.result(20).status_code for one in waiting} == {200}
 
 
-def test_uploads_that_wait_for_a_decoder_do_not_hold_up_the_others(
-    start: Start, decoder: AudioDecoder, monkeypatch: pytest.MonkeyPatch
-):
-    """Uploads that wait for a decoder do not hold up other requests. Sixty clips at once must not take every
-    thread there is, and uploads that wait too long are refused with Retry-After.
-    """
-    monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 1)
-    registry = start()
-    go_on = threading.Event()
-    decode = decoder.decode
-
-    def slowly(data: bytes) -> DecodedClip:
-        go_on.wait(60)
-        return decode(data)
-
-    monkeypatch.setattr(decoder, "decode", slowly)
-    with ThreadPoolExecutor(60) as pool:
-        uploads = [pool.submit(registry.post_voice, f"voice-{number}") for number in range(60)]
-        wait_until(lambda: any(one.done() for one in uploads))
-        get(registry, "/v1/voices")  # gives up before `slowly` does
-        refused = next(one.result() for one in uploads if one.done())
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        go_on.set()
-        assert {one.result(20).status_code for one in uploads} == {200, 503}
-
-
 def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ):
@@ -527,28 +487,6 @@ def test_uploads_that_arrive_slowly_do_not_keep_others_from_their_turn(
         time.sleep(0.3)
         registry.upload("alice")
         registry.ready("bob")
-
-
-def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
-    """Arriving uploads use no more memory than their limit. An upload beyond it is refused with Retry-After,
-    and is accepted when the others have gone.
-    """
-    size = 1024 * 1024
-    registry = start(limits=UploadLimits(max_bytes=size, held_bytes=2 * size))
-    lines = [f"Content-Length: {size}", f"Content-Type: {raw.CONTENT_TYPE['Content-Type']}"]
-    body = raw.form(raw.field("name", "a"), raw.file("audio_sample", bytes(size - 4096)))[: size - 8192]
-    for _ in range(2):
-        with ExitStack() as stack:
-            for _ in range(2):
-                slow = stack.enter_context(raw.connected(registry.port))
-                slow.sendall(raw.head("POST", "/v1/audio/voices", *lines) + body)
-            time.sleep(0.5)
-            refused = registry.post_voice("alice")
-            assert refused.status_code == 503
-            assert "no memory left for arriving uploads" in refused.json()["error"]["message"]
-            assert refused.headers["Retry-After"] == "1"
-            assert registry.client.get("/v1/voices").status_code == 200
-        wait_until(lambda: registry.post_voice("alice").status_code == 200)
 
 
 @pytest.mark.slow
@@ -655,21 +593,6 @@ def test_a_job_that_failed_says_why(registry: Registry, name: str):
         "retryable": False,
         "attempt": 1,
     }
-
-
-def test_the_job_of_a_deleted_voice_is_superseded_and_its_late_result_dropped(registry: Registry, name: str):
-    """The job of a deleted voice is superseded, and its late result is dropped. Nothing that a job does
-    creates or revives a voice.
-    """
-    path = f"/v1/jobs/{registry.upload(name)['job_id']}"
-    [work] = registry.worker.take_all(name)
-    registry.client.delete(f"/v1/voices/{name}")
-    assert registry.worker.publish(work) is False
-    assert get(registry, path)["state"] == "superseded"
-    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
-    [late] = registry.folder.rglob(f"*/{name}/**/*.safetensors")  # no document names it: a sweep removes it
-    digest = sha256_digest(late.read_bytes())
-    assert registry.client.get(f"/v1/blobs/{digest}").status_code == 404
 
 
 def test_waiting_for_a_job_ends_with_every_change_of_it(registry: Registry, name: str):
@@ -1141,18 +1064,6 @@ def test_the_decoded_samples_of_a_clip_can_be_fetched(registry: Registry, name: 
                 (25600,),
             )
             assert np.abs(found.samples - expected).max() < 1e-4, "FLAC has 16 bits"
-
-
-def test_each_version_has_its_own_clip(registry: Registry, name: str):
-    """Each version has its own clip. `default` returns the clip of the version that the name stands for, not
-    the last one uploaded.
-    """
-    registry.ready(name)
-    registry.upload(name, clip=OTHER_CLIP)
-    assert [registry.client.get(audio_path(name, ref)).content for ref in ("default", 2)] == [
-        CLIP,
-        OTHER_CLIP,
-    ]
 
 
 def test_a_version_of_a_given_embedding_has_no_clip(registry: Registry, name: str):

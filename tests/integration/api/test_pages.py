@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -26,7 +25,7 @@ from services.shared.view.workers import FailedProof
 from speaker_registry.errors import Unavailable, WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
-from tests.integration.api.pages import TOKEN, Visitor
+from tests.integration.api.pages import TOKEN, Page, Visitor, strange_elements
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
 from tests.integration.api.test_aliases import make_versions, put
 from tests.unit.audio import clips
@@ -144,17 +143,19 @@ def test_a_form_without_its_token_is_refused(operator: Visitor, path: str):
     assert TOKEN.sub("", operator.get("/keys").text) == TOKEN.sub("", before)
 
 
+OF_ANOTHER_SITE = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "https://[evil"},
+]
+
+
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "https://[evil"},
-    ],
+    ("path", "headers"),
+    [*((path, OF_ANOTHER_SITE[0]) for path in FORMS), *((FORMS[0], headers) for headers in OF_ANOTHER_SITE)],
 )
-@pytest.mark.parametrize("path", FORMS)
 def test_a_form_of_another_site_is_refused(operator: Visitor, path: str, headers: dict[str, str]):
     """A form that another site sent is refused even if it has the right token."""
     answer = operator.post(path.removeprefix("/dashboard").format(**ADDRESS), headers=headers)
@@ -625,7 +626,7 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
             assert told in re.sub(r"\S+ \S+ ago ", "", past)
             assert "studio <b>" in past
             assert f'title="Key {id_of(studio)}"' in page
-            assert_harmless(page)
+            assert list(strange_elements(Page(page))) == []
         look = closed.keys.read
         monkeypatch.setattr(closed.keys, "recall", lambda _: None)
         assert "studio <b>" in plain(visitor.get(f"/voices/{name}").text)
@@ -952,61 +953,6 @@ def test_a_tenant_manages_its_own_keys_only(closed: Registry):
         made = visitor.post("/keys", {"name": "x", "namespace": "theirs", "scope:engine": "on"})
         assert made.status_code == 403
     assert closed.client.get("/v1/voices", headers=bearer(foreign)).status_code == 200
-
-
-NASTY = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "{{ 7*7 }} {% raw %} <b>bold</b>",
-    "abc\u202edef\u2066ghi\u200b",
-    "' onmouseover='alert(1)",
-    "</textarea></style><svg onload=alert(1)>",
-    "ä" * 4000,
-]
-
-
-class Elements(HTMLParser):
-    """Collects the elements of a page as a browser sees them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
-def assert_harmless(page: str) -> None:
-    """Fail if a page has an element or an attribute that none of our templates has."""
-    for tag, attributes in Elements(page).found:
-        assert tag not in {"img", "svg", "b", "iframe", "style", "object"}
-        assert tag != "script" or attributes["src"]
-        assert not [name for name in attributes if name.startswith("on") or name == "style"]
-        address = attributes.get("href") or attributes.get("src") or attributes.get("action") or "/"
-        assert address.startswith(("/", "#"))
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_strange_text_is_shown_as_text(registry: Registry, visitor: Visitor, name: str, text: str):
-    """Names, transcripts, consents, descriptions and reasons come from strangers. No page treats them as HTML
-    or lets them change the direction of the text around them.
-    """
-    shown = name if len(text) > 100 or "/" in text else f"{name}{text}"
-    registry.upload(shown, ref_text=text, consent=text[:2000], speaker_description=text)
-    registry.worker.fail_all(shown, WorkerError(text))
-    voice = registry.client.get("/v1/voices", params={"q": name}).json()["data"][0]
-    pages = [visitor.get(f"/voices/{voice['id']}"), visitor.get("/jobs")]
-    pages.append(visitor.get("/voices", params={"q": name}))
-    for page in pages:
-        assert not set(page.text) & set("\u202e\u2066\u200b")
-    pages.append(visitor.get("/voices/@new", params={"name": shown, "voice_id": voice["id"]}))
-    pages.append(visitor.get("/voices", params={"q": text[:128]}))
-    pages.append(visitor.get("/voices/" + text[:100].replace("/", "")))
-    for page in pages:
-        assert_harmless(page.text)
-    plain = html.unescape(re.sub(r"<[^>]+>", "", pages[0].text))
-    assert plain.count(re.sub("[\u202e\u2066\u200b]", lambda one: f"U+{ord(one[0]):04X}", text)) >= 2
 
 
 def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor, closed: Registry, name: str):

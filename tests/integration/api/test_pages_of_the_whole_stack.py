@@ -55,6 +55,7 @@ def register(page: Page, clip: str, button: str) -> None:
     expect(page.locator(".summary .state")).to_have_text("ready")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 def test_a_person_goes_the_whole_way(visit: Open):
     """Sign in, register, hear, compare, roll back and undo it, revoke a key, delete and undelete."""

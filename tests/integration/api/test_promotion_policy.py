@@ -11,31 +11,11 @@ from speaker_registry.moving.exporting import Export
 from tests.integration.api.conftest import Start
 from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import Registry
-from tests.integration.api.test_aliases import get, make_versions, put, version_of
+from tests.integration.api.test_aliases import make_versions, put
 from tests.integration.api.test_editing import edit
 from tests.integration.api.test_moving_what_is_said import lost_after, restored, states
 from tests.integration.api.test_pages_of_a_voice import edit_form
 from tests.unit.audio import clips
-
-
-def test_under_manual_engines_get_another_version_only_by_hand(registry: Registry, name: str):
-    """Somebody listens to each version first, and decides."""
-    make_versions(registry, name, 1)
-    assert edit(registry, name, {"promotion": "manual"}).json()["promotion"] == "manual"
-    registry.ready(name, clip=clips.wav(2.0))
-    shown = registry.client.get(f"/v1/voices/{name}").json()
-    assert (shown["version"], shown["latest"], version_of(registry, name)) == (1, 2, 1)
-    assert "promotion policy is `manual`" in shown["held_back"]
-    assert get(registry, name).json()["by_hand"] is False
-    put(registry, name, "default", 2)
-    assert version_of(registry, name) == 2
-    registry.client.delete(f"/v1/voices/{name}/aliases/default")
-    registry.ready(name, clip=clips.wav(2.1))
-    assert version_of(registry, name) == 2
-    assert edit(registry, name, {"promotion": "on_ready"}).json()["version"] == 3
-    assert version_of(registry, name) == 3
-    registry.ready(name, clip=clips.wav(2.2))
-    assert version_of(registry, name) == 4
 
 
 def test_the_policy_is_shown_and_remembered(registry: Registry, name: str):

@@ -173,17 +173,6 @@ def test_a_name_that_exists_is_refused_and_told_the_way(registry: Registry, name
     assert VOICES.number(added) == 2
 
 
-def test_of_many_new_voices_of_one_name_at_once_one_is_made(registry: Registry, name: str):
-    """One of several simultaneous requests makes the voice, and the others add no version to it."""
-    sounds = [clips.wav(1.2 + number / 10) for number in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda clip: VOICES.post(registry, name, clip=clip), sounds))
-    assert sorted(one.status_code for one in answers) == [201] + [409] * 5
-    codes = {one.json()["error"]["code"] for one in answers if one.status_code == 409}
-    assert codes == {"voice_exists"}
-    assert registry.client.get(f"/v1/voices/{name}").json()["versions"] == 1
-
-
 def test_a_version_of_an_unknown_voice_is_refused_and_told_the_way(registry: Registry):
     """A mistyped name makes no new voice. The caller is told so before it has sent the clip."""
     before = registry.stored()
@@ -200,16 +189,6 @@ def test_a_version_can_be_added_by_the_id_of_a_voice(registry: Registry, name: s
     made = VOICES.post(registry, name.title()).json()
     added = VERSIONS.post(registry, made["voice_id"], clip=OTHER_CLIP).json()
     assert (added["voice"], added["version"], added["voice_id"]) == (name.title(), 2, made["voice_id"])
-
-
-def test_the_old_version_is_served_until_the_added_one_is_ready(registry: Registry, name: str):
-    """A version that is added changes nothing until its artifacts are ready."""
-    VOICES.post(registry, name)
-    registry.worker.finish_all(name)
-    VERSIONS.post(registry, name, clip=OTHER_CLIP)
-    assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 1
-    registry.worker.finish_all(name)
-    assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 2
 
 
 # -- what is refused

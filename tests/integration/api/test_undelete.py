@@ -7,7 +7,6 @@ import pytest
 
 from speaker_registry import AsyncRegistryClient, RegistryClient, cli
 from speaker_registry.errors import Conflict, VersionNotFound, VoiceExists, VoiceNotFound
-from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.integration.api.test_aliases import get, make_versions, put
 from tests.integration.api.test_voices_by_id import once_before_a_change
@@ -144,32 +143,6 @@ def test_what_a_voice_lacks_when_it_comes_back_is_extracted(registry: Registry, 
     assert [one["state"] for one in shown["artifacts"] if one["profile"] == PROFILE] == ["pending"]
     registry.worker.finish_all(name)
     assert registry.file(name).status_code == 200
-
-
-def test_nothing_comes_back_after_the_grace_period(registry: Registry, name: str, start: Start):
-    """Also while housekeeping has not come by yet: the erasure was promised."""
-    never = undelete(registry, name)
-    assert (never.status_code, never.json()["error"]["code"]) == (404, "voice_not_found")
-    strict = start()
-    strict.ready("alice")
-    strict.delete("alice")
-    later = strict.opened.speakers.now() + 86_401
-    strict.opened.speakers.now = lambda: later
-    assert undelete(strict, "alice").status_code == 404
-    strict.opened.speakers.now = lambda: later - 86_400
-    assert undelete(strict, "alice").status_code == 200
-
-
-def test_a_voice_comes_back_only_within_the_quota(start: Start):
-    """A namespace must not hold twice of what it may by deleting and undeleting."""
-    registry = start(max_uploaded=1)
-    registry.ready("alice")
-    registry.delete("alice")
-    registry.ready("bob")
-    refused = undelete(registry, "alice")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
-    registry.delete("bob")
-    assert undelete(registry, "alice").status_code == 200
 
 
 def test_the_sdk_deletes_versions_and_brings_voices_back(registry: Registry, name: str):

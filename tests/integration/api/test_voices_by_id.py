@@ -3,16 +3,13 @@ use nothing else (`client.audio.voices.delete(voice.id)`).
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from services.embedded.valkey import ValkeyServer
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import VoiceNotFound
-from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, PROFILE, Registry
 
 NAMES = ("Wren", "名前", "a b", "x.y-z_1")
@@ -65,12 +62,6 @@ def test_extraction_is_asked_for_by_id(registry: Registry, name: str):
     with registry.worker.working():
         path = f"/v1/voices/{voice_id}/versions/2/artifacts/{PROFILE}"
         assert registry.client.get(path, params={"wait": 20}).json()["state"] == "ready"
-
-
-def test_a_voice_keeps_its_id_over_its_versions(registry: Registry, name: str):
-    """A voice keeps its id over its versions, because the id is the voice's, not the version's."""
-    first = registry.ready(name)["id"]
-    assert registry.ready(name, clip=OTHER_CLIP)["id"] == first == id_of(registry, name)
 
 
 def test_a_voice_keeps_its_id_when_its_first_version_is_deleted(registry: Registry, name: str):
@@ -194,25 +185,6 @@ def test_what_is_nearly_an_id_is_none(registry: Registry, name: str, change: str
     missing = registry.client.get(f"/v1/voices/{other}")
     assert missing.status_code == 404
     assert missing.json()["error"]["message"] == f"Voice '{other}' not found"
-
-
-def test_ids_are_known_when_redis_has_lost_everything(start: Start):
-    """Ids are resolved when Redis has lost everything, and before anything is rebuilt, because the id itself
-    holds all that it stands for.
-    """
-    registry = start(kept_bytes=0)
-    voice_id = registry.ready("Wren")["id"]
-    registry.redis.flushdb()
-    assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == "Wren"
-
-
-def test_ids_are_known_without_redis(start: Start, tmp_path: Path):
-    """Ids are resolved without Redis. Reads go on from the bucket, by id as by name."""
-    with ValkeyServer(tmp_path / "redis") as server:
-        registry = start(server.url, kept_bytes=0)
-        voice_id = registry.ready("Wren")["id"]
-        server.stop()
-        assert registry.client.get(f"/v1/voices/{voice_id}").json()["name"] == "Wren"
 
 
 def test_sdk_and_command_line_take_ids(

@@ -8,6 +8,7 @@ from tests.simulation.documents.history import Broken, run
 from tests.simulation.documents.mistakes import MISTAKES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_seeded_mistake_is_caught(mistake: str) -> None:

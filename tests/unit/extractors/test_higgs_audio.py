@@ -99,11 +99,10 @@ def test_omnivoice_has_the_same_codes(goldens: Goldens) -> None:
     assert_same_codes(ours, goldens, "codes_7.31", frames=1)
 
 
-@pytest.mark.parametrize("name", CLIPS)
-def test_higgs_audio_v3_has_the_same_codes_frame_by_frame(goldens: Goldens, name: str) -> None:
+def test_higgs_audio_v3_has_the_same_codes_frame_by_frame(goldens: Goldens) -> None:
     """vLLM-Omni encodes clips for v3 with v2's tokenizer, and then exchanges the two axes."""
-    ours = codes(load_higgs_v3(), golden_clip(goldens, name, 24_000))[0]
-    assert_same_codes(ours.T, goldens, f"codes_{name}", frames=1)
+    ours = codes(load_higgs_v3(), golden_clip(goldens, "7.31", 24_000))[0]
+    assert_same_codes(ours.T, goldens, "codes_7.31", frames=1)
 
 
 @pytest.mark.parametrize(("name", "seconds", "rate"), [("7.31", 7.31, 24_000), ("44100", 3.01, 44_100)])
@@ -139,7 +138,7 @@ def test_with_all_steps_the_codes_are_the_packages(goldens: Goldens, name: str) 
     assert_same_codes(ours, goldens, f"package_trimmed_{name}", frames=1)
 
 
-@pytest.mark.parametrize("name", PACKAGE)
+@pytest.mark.parametrize("name", ["quiet", "loudest"])
 def test_without_trimming_they_are_the_packages_that_does_not_trim(goldens: Goldens, name: str) -> None:
     """The package's name for this is `preprocess_prompt=False`."""
     clip = checked(goldens, name, paused(*PACKAGE[name]))
@@ -147,12 +146,13 @@ def test_without_trimming_they_are_the_packages_that_does_not_trim(goldens: Gold
     assert_same_codes(ours, goldens, f"package_untrimmed_{name}", frames=1)
 
 
-@pytest.mark.parametrize("setting", EVERYTHING)
-def test_each_step_changes_codes(goldens: Goldens, setting: str) -> None:
+def test_each_step_changes_codes(goldens: Goldens) -> None:
     """The fingerprint names each setting, so each must have an effect."""
     clip = checked(goldens, "quiet", paused("pauses", 0.2))
-    plain, ours = (codes(load_omnivoice(**steps), clip)[0] for steps in ({}, {setting: True}))
-    assert plain.shape != ours.shape or not np.array_equal(plain, ours)
+    plain = codes(load_omnivoice(), clip)[0]
+    for setting in EVERYTHING:
+        ours = codes(load_omnivoice(**{setting: True}), clip)[0]
+        assert plain.shape != ours.shape or not np.array_equal(plain, ours), setting
 
 
 def test_a_clip_without_sound_is_left_as_loud_as_it_is() -> None:

@@ -90,17 +90,25 @@ def test_over_ten_seconds_the_codecs_sliding_window_holds(goldens: Goldens, tiny
 # --- bfloat16
 
 
+@pytest.fixture(scope="module")
+def in_bfloat16(goldens: Goldens, tiny: Tiny) -> dict[str, Tensors]:
+    """Return what every clip is encoded to in bfloat16."""
+    return {name: extract(tiny("bfloat16"), clip_of(goldens, name))[0] for name in EVERY_CLIP}
+
+
 @pytest.mark.parametrize("name", EVERY_CLIP)
-def test_the_embedding_in_bfloat16_is_as_exact_as_qwen_ttss(goldens: Goldens, tiny: Tiny, name: str) -> None:
+def test_the_embedding_in_bfloat16_is_as_exact_as_qwen_ttss(
+    goldens: Goldens, in_bfloat16: dict[str, Tensors], name: str
+) -> None:
     """Servers compute it in bfloat16."""
-    ours = extract(tiny("bfloat16"), clip_of(goldens, name))[0]["speaker_embedding"]
+    ours = in_bfloat16[name]["speaker_embedding"]
     exact = goldens[f"embedding_{name}"]
     deviation = float(np.abs(goldens[f"embedding_bfloat16_{name}"] - exact).max())
     assert_near(ours, exact, deviation, HALF_STEP_BFLOAT16)
 
 
 def test_bfloat16_changes_few_more_codes_than_it_does_in_the_server(
-    goldens: Goldens, server: Goldens, tiny: Tiny
+    goldens: Goldens, server: Goldens, in_bfloat16: dict[str, Tensors]
 ) -> None:
     """The share of changed codes is about the same on every processor.
 
@@ -112,7 +120,7 @@ def test_bfloat16_changes_few_more_codes_than_it_does_in_the_server(
     changed, in_server, frames = [], [], 0
     for name in EVERY_CLIP:
         exact = codes_in_float32(goldens, name)
-        changed.append(extract(tiny("bfloat16"), clip_of(goldens, name))[0]["ref_code"] != exact)
+        changed.append(in_bfloat16[name]["ref_code"] != exact)
         in_server.append(server[f"codes_{name}"] != exact)
         frames += len(exact)
     ours, theirs = float(np.concatenate(changed).mean()), float(np.concatenate(in_server).mean())

@@ -25,59 +25,32 @@ FISH_CONV = "encoder.block.1.block.4.conv"
 
 MISSING = [
     ("qwen3-tts", QWEN, "speaker_encoder.asp.conv.bias"),
-    ("qwen3-tts", QWEN_CODEC, "encoder.downsample.conv.weight"),
     ("qwen3-tts", QWEN_CODEC, f"{QWEN_BOOK}.embed_sum"),
-    ("fish-speech", FISH, f"{FISH_CONV}.bias"),
     ("fish-speech", FISH, f"{FISH_CONV}.parametrizations.weight.original0"),
-    ("fish-speech", FISH, "encoder.block.4.block.5.layers.0.attention.wqkv.weight"),
-    ("fish-speech", FISH, "quantizer.semantic_quantizer.quantizers.0.in_proj.weight_g"),
-    ("fish-speech", FISH, "quantizer.quantizer.quantizers.8.codebook.weight"),
-    ("fish-speech", FISH, "quantizer.downsample.1.1.gamma"),
     ("fish-speech", FISH, "quantizer.pre_module.norm.weight"),
     ("dac", DAC, "encoder.block.3.res_unit2.snake1.alpha"),
-    ("dac", DAC, "quantizer.quantizers.11.in_proj.bias"),
     ("ecapa", ECAPA, "fc.conv.bias"),
-    ("ecapa", ECAPA, "asp_bn.norm.running_mean"),
-    ("ecapa", ECAPA, "blocks.2.tdnn2.norm.norm.weight"),
-    ("higgs-audio", HIGGS, "acoustic_encoder.block.4.res_unit3.snake2.alpha"),
-    ("higgs-audio", HIGGS, "encoder_semantic.conv_blocks.1.conv.bias"),
-    ("higgs-audio", HIGGS, "semantic_model.feature_extractor.conv_layers.0.layer_norm.weight"),
     (
         "higgs-audio",
         HIGGS,
         "semantic_model.encoder.pos_conv_embed.conv.parametrizations.weight.original0",
     ),
-    ("higgs-audio", HIGGS, "fc.bias"),
     ("higgs-audio", HIGGS, "quantizer.quantizers.7.codebook.embed"),
     ("speechtokenizer", SPEECHTOKENIZER, "encoder.model.0.conv.conv.weight_g"),
-    ("speechtokenizer", SPEECHTOKENIZER, "encoder.model.13.lstm.bias_hh_l1_reverse"),
-    ("speechtokenizer", SPEECHTOKENIZER, "encoder.model.15.conv.conv.bias"),
-    ("speechtokenizer", SPEECHTOKENIZER, "quantizer.vq.layers.7._codebook.embed"),
     ("speechtokenizer", SPEECHTOKENIZER, "quantizer.vq.layers.7._codebook.embed_avg"),  # only for training
     ("voxcpm2", VOXCPM2, "encoder.fc_mu.weight_g"),
-    ("voxcpm2", VOXCPM2, "encoder.block.2.block.1.block.2.alpha"),
     ("voxcpm2", VOXCPM2, "encoder.fc_logvar.bias"),  # not used
 ]
 UNEXPECTED = [
     ("qwen3-tts", QWEN, "speaker_encoder.blocks.4.conv.weight"),
     ("qwen3-tts", QWEN_CODEC, "encoder.encoder.layers.15.conv.weight"),  # a prefix that transformers ignores
-    ("qwen3-tts", QWEN_CODEC, "encoder.upsample.conv.weight"),
     ("fish-speech", FISH, "encoder.block.7.alpha"),
-    ("fish-speech", FISH, "encoder.block.3.block.5.layers.0.attention.wo.weight"),
-    ("fish-speech", FISH, "quantizer.quantizer.quantizers.9.codebook.weight"),
-    ("fish-speech", FISH, "quantizer.pre_module.layers.2.ffn_norm.weight"),
     ("fish-speech", FISH, "quantizer.pre_module.input_proj.weight"),
     ("dac", DAC, "encoder.conv1.weight_g"),  # weight norm that is not folded
-    ("dac", DAC, "encoder.block.4.conv1.bias"),
     ("ecapa", ECAPA, "blocks.4.tdnn1.conv.conv.weight"),
-    ("ecapa", ECAPA, "classifier.weight"),
     ("higgs-audio", HIGGS, "acoustic_encoder.block.5.snake1.alpha"),
-    ("higgs-audio", HIGGS, "semantic_model.encoder.layers.2.layer_norm.weight"),
-    ("higgs-audio", HIGGS, "quantizer.quantizers.8.codebook.embed"),
     ("speechtokenizer", SPEECHTOKENIZER, "encoder.model.13.lstm.weight_ih_l2"),
     ("speechtokenizer", SPEECHTOKENIZER, "encoder.model.1.block.0.alpha"),  # of the Snake activation
-    ("speechtokenizer", SPEECHTOKENIZER, "quantizer.vq.layers.8._codebook.embed"),
-    ("speechtokenizer", SPEECHTOKENIZER, "quantizer.vq.layers.0.project_in.weight"),
     ("voxcpm2", VOXCPM2, "encoder.block.5.block.3.alpha"),
     ("voxcpm2", VOXCPM2, "encoder.fc_mu.weight"),  # weight norm that was folded
 ]

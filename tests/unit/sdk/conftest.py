@@ -92,6 +92,12 @@ def connect(request: pytest.FixtureRequest, registry: FakeRegistry, time: FakeTi
             client.close()
 
 
+on_one_client = pytest.mark.parametrize("connect", ["blocking"], indirect=True)
+"""Marks tables of what the code that both clients share makes of a call or of an answer. Other tests show
+that both use it.
+"""
+
+
 class Outcome(NamedTuple):
     status: int
     out: str

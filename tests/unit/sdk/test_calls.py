@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from speaker_registry import AsyncRegistryClient, errors
-from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.conftest import Connect, on_one_client
 from tests.unit.sdk.fake_registry import ECAPA, URL, FakeRegistry, error_answer, form_of
 
 NAMES = ["alice", "Anna Lena", "50%", "what?", "no#1", "%2F", "声優さん", "a+b&c=d", "…", "Zoë"]
 
 
+@on_one_client
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_reaches_the_registry_as_it_is(connect: Connect, registry: FakeRegistry, name: str):
     """`?` and `#` would cut a URL short and `%` be decoded twice: another voice, or none."""
@@ -32,6 +33,7 @@ def test_any_name_reaches_the_registry_as_it_is(connect: Connect, registry: Fake
     assert registry.voices == {}
 
 
+@on_one_client
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\\b", "..", "a\0b", "a\nb", "x" * 129])
 def test_a_name_that_cannot_be_one_is_refused_before_anything_is_sent(
     connect: Connect, registry: FakeRegistry, name: str
@@ -44,6 +46,7 @@ def test_a_name_that_cannot_be_one_is_refused_before_anything_is_sent(
     assert registry.requests == []
 
 
+@on_one_client
 @pytest.mark.parametrize("text", ["", "..", ".", "a/b", "a b", "a?b", "ä"])
 def test_a_profile_or_job_that_would_lead_elsewhere_is_refused(
     connect: Connect, registry: FakeRegistry, text: str
@@ -63,6 +66,7 @@ def test_a_profile_or_job_that_would_lead_elsewhere_is_refused(
 WHOLE_KEY = "sreg_4dtqrws3_" + "S" * 43 + "_0aB1cD"
 
 
+@on_one_client
 @pytest.mark.parametrize("text", ["4dtqrws3", WHOLE_KEY, f" {WHOLE_KEY}\n", WHOLE_KEY[:-3], "4dtqrws3_SSSS"])
 def test_of_a_whole_key_only_the_id_is_sent(connect: Connect, registry: FakeRegistry, text: str):
     """Addresses end up in the logs of everything in between."""
@@ -76,6 +80,7 @@ def test_of_a_whole_key_only_the_id_is_sent(connect: Connect, registry: FakeRegi
     assert not any("S" in str(request.url) for request in registry.requests)
 
 
+@on_one_client
 @pytest.mark.parametrize("text", ["", "..", "a/b", "4dtqrws", "4dtqrws34", "4DTQRWS3", "S" * 43, "sreg_SSS"])
 def test_what_is_no_id_of_a_key_is_refused_without_showing_it(
     connect: Connect, registry: FakeRegistry, text: str
@@ -89,6 +94,7 @@ def test_what_is_no_id_of_a_key_is_refused_without_showing_it(
     assert registry.requests == []
 
 
+@on_one_client
 @pytest.mark.parametrize(
     ("speaker", "version", "path"),
     [
@@ -133,6 +139,7 @@ def test_an_answer_about_another_voice_or_version_is_refused(
         getattr(client, method)(*asked)
 
 
+@on_one_client
 @pytest.mark.parametrize("version", ["", "Prod", "../x", "0", "a b", True])
 def test_a_reference_that_cannot_be_one_is_refused(
     connect: Connect, registry: FakeRegistry, version: str | bool
@@ -193,6 +200,7 @@ def test_a_clip_beyond_all_reason_is_not_read_to_its_end(connect: Connect, regis
     assert registry.requests == []
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "embedding", [[0.1, -2.5], (0.1, -2.5), np.array([0.1, -2.5]), np.array([0.1, -2.5], np.float32)]
 )
@@ -205,6 +213,7 @@ def test_an_embedding_is_sent_number_by_number(connect: Connect, registry: FakeR
     assert np.array_equal(np.array(sent, np.float32), np.array([0.1, -2.5], np.float32))
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "embedding",
     [
@@ -410,6 +419,7 @@ def test_the_time_outs_of_an_attempt_leave_room_for_the_wait(connect: Connect, r
         assert (found["read"], found["connect"]) == (read, connecting)
 
 
+@on_one_client
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b"[]", b"null", b'{"name": 3}', b"\xff", b"[" * 100_000])
 def test_an_answer_that_is_none_of_ours_is_told_apart(connect: Connect, registry: FakeRegistry, body: bytes):
     """A login page with status 200 is a wrong address, not a bug in the caller."""

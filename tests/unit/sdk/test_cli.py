@@ -208,22 +208,6 @@ def test_a_refused_artifact_leaves_what_was_there(run: Run, registry: FakeRegist
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A full disk shows in the middle."""
-    path = tmp_path / "a"
-    path.write_bytes(b"before")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space") as caught:
-        write_atomically(path, b"after")
-    assert caught.value.filename == str(path)
-    assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(
     ("output", "reason"), [("nowhere/a", "No such file or directory"), ("taken/a", "Not a directory")]
 )
@@ -827,35 +811,17 @@ def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ..
     ("words", "says"),
     [
         (("list", "--limit", "0"), "--limit: '0'; accepted: whole numbers from 1"),
-        (("jobs", "--limit", "-3"), "--limit: '-3'; accepted: whole numbers from 1"),
         (
             ("jobs", "--created-after", "yesterday"),
             "--created-after: 'yesterday'; accepted: Unix seconds from 0",
         ),
-        (("jobs", "--created-after", "nan"), "--created-after: 'nan'; accepted: Unix seconds from 0"),
-        (("jobs", "--created-after", "-1"), "--created-after: '-1'; accepted: Unix seconds from 0"),
-        (("jobs", "--limit", "two"), "--limit: 'two'; accepted: whole numbers from 1"),
         (
             ("fetch", "alice", "--profile", ECAPA, "-o", "a", "--wait", "-5"),
             "--wait: '-5'; accepted: seconds from 0",
         ),
-        (
-            ("fetch", "alice", "--profile", ECAPA, "-o", "a", "--wait", "nan"),
-            "--wait: 'nan'; accepted: seconds",
-        ),
-        (("wait", "alice", "--timeout", "-1"), "--timeout: '-1'; accepted: seconds from 0"),
-        (("wait", "alice", "--timeout", "soon"), "--timeout: 'soon'; accepted: seconds from 0"),
-        (
-            ("register", "a", "a.wav", "--consent", "y", "--timeout", "nan"),
-            "--timeout: 'nan'; accepted: seconds",
-        ),
+        (("wait", "alice", "--timeout", "nan"), "--timeout: 'nan'; accepted: seconds from 0"),
         (("wait", "alice", "--timeout", "inf"), "--timeout: 'inf'; accepted: seconds from 0 to 31536000"),
-        (("wait", "alice", "--timeout", "1e300"), "--timeout: '1e300'; accepted: seconds from 0 to 31536000"),
         (("list", "--limit", "9" * 30), "accepted: whole numbers from 1 to 1000000000"),
-        (
-            ("keys", "rotate", "4dtqrws3", "--grace", "inf"),
-            "--grace: 'inf'; accepted: whole numbers from 0 to 7776000",
-        ),
         (("keys", "rotate", "4dtqrws3", "--grace", "0.5"), "--grace: '0.5'; accepted: whole numbers from 0"),
         (
             ("keys", "create", "x", "--scope", "engine", "--expires-in-days", "9" * 400),

@@ -24,7 +24,7 @@ import pytest
 
 from speaker_registry import ArtifactCache, RegistryClient, errors
 from speaker_registry.disk_cache import MAPPED_BYTES
-from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.conftest import Connect, on_one_client
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     URL,
@@ -83,6 +83,7 @@ def test_large_files_are_mapped_and_outlive_their_removal(
     assert (artifact.tensors["speaker_embedding"] == 1).all()
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "damage",
     ["cut", "changed", "emptied", "link", "dangling link", "folder", "ref", "ref link", "ref folder"],
@@ -159,6 +160,7 @@ def test_a_lock_that_cannot_be_opened_is_replaced(
     assert fetched(connect, tmp_path, "bob", max_age=60)[1].disk_hits == 1
 
 
+@on_one_client
 @pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
 def test_a_lock_that_is_no_file_is_replaced(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
@@ -415,6 +417,7 @@ def test_what_is_forbidden_or_gone_is_not_served_later(
         fetched(connect, tmp_path, stale_if_error=1e9)
 
 
+@on_one_client
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 500, 502])
 def test_an_answer_of_a_proxy_takes_nothing_away(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, status: int

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speaker_registry import ArtifactCache, Clip, ClipPicture, ReferenceAudio, errors
-from tests.unit.sdk.conftest import Connect
+from tests.unit.sdk.conftest import Connect, on_one_client
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     FakeRegistry,
@@ -38,6 +38,7 @@ def flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "answer",
     [
@@ -61,6 +62,7 @@ def test_bytes_that_are_not_what_their_digest_says_are_refused(
     assert cache.stats().entries == 0
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "answer",
     [
@@ -81,6 +83,7 @@ def test_what_has_no_digest_is_no_answer_of_the_registry(connect: Connect, regis
     assert client.fetch("alice", ECAPA, stale_if_error=60).digest == held.digest
 
 
+@on_one_client
 @pytest.mark.parametrize(
     "headers",
     [
@@ -96,6 +99,7 @@ def test_one_good_digest_is_enough(connect: Connect, registry: FakeRegistry, hea
     assert connect().fetch("alice", ECAPA).manifest.version == 1
 
 
+@on_one_client
 @pytest.mark.parametrize(
     ("data", "headers", "fact"),
     [
@@ -135,6 +139,7 @@ def test_a_body_that_is_cut_short_is_fetched_again(connect: Connect, registry: F
     assert len(registry.requests) == 2
 
 
+@on_one_client
 @pytest.mark.parametrize("argument", ["wait", "max_age", "stale_if_error"])
 @pytest.mark.parametrize("value", [-1, math.nan, "60"], ids=str)
 def test_seconds_that_are_no_number_from_zero_on_are_refused_before_a_request(
@@ -462,6 +467,7 @@ def test_a_clip_that_is_not_what_it_says_is_refused(
         connect().clip("alice")
 
 
+@on_one_client
 @pytest.mark.parametrize("method", ["clip", "samples", "picture"])
 def test_the_clip_of_another_version_is_refused(connect: Connect, registry: FakeRegistry, method: str):
     """A proxy that mixes up two answers must not turn one clip into another."""
