@@ -1,11 +1,13 @@
 """Tests of signing in to the pages at an OpenID provider. The provider is a server of the tests."""
 
 import base64
+import gzip
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -400,6 +402,23 @@ def test_an_answer_that_arrives_byte_by_byte_is_given_up(
             fetch_json(http, f"http://127.0.0.1:{server.getsockname()[1]}/token")
         assert time.monotonic() - began < 5
         thread.join()
+
+
+def test_a_compressed_answer_of_the_provider_is_refused():
+    """It may expand a thousandfold for each layer of compression, before its size is known."""
+    asked: list[str | None] = []
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        asked.append(request.headers.get("Accept-Encoding"))
+        return 200, gzip.compress(gzip.compress(b'{"a": 1}'))
+
+    with (
+        http_server(answer, {"Content-Encoding": "gzip, gzip"}) as url,
+        provider_client() as http,
+        pytest.raises(ValueError, match="answers with a compressed body, which was not asked for"),
+    ):
+        fetch_json(http, url)
+    assert asked == ["identity"]
 
 
 def test_a_person_reloads_the_page_when_the_provider_is_back(visitor: Visitor, provider: Provider):
