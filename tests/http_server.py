@@ -1,23 +1,27 @@
 """A plain HTTP server on loopback, whose answers a test gives."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 Answer = Callable[[BaseHTTPRequestHandler, bytes], tuple[int, bytes]]
 """Takes a request (`command`, `path`, `headers`) and its body, and returns a status and a body."""
 
 
 @contextmanager
-def http_server(answer: Answer) -> Iterator[str]:
-    """Serve GET and POST until the end of the block. Yields the URL, without a slash at its end."""
+def http_server(answer: Answer, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Serve GET and POST until the end of the block, with these further headers. Yields the URL, without a
+    slash at its end.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
             with suppress(OSError):  # the client may have left
                 self.end_headers()
                 self.wfile.write(body)

@@ -219,8 +219,13 @@ class Restoring:
         if len(self._target.versions) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
         difference = self._difference(client, self._known_as(client))
-        state: State = "planned" if difference.restorable.has_content else "unchanged"
-        return Result(where=self.where, name=self.title, state=state, notes=difference.notes)
+        return Result(
+            where=self.where,
+            name=self.title,
+            state="planned" if difference.restorable.has_content else "unchanged",
+            versions=tuple(self._target.numbers),
+            notes=(*self._identity_notes(), *difference.notes),
+        )
 
     def _difference(self, client: RegistryClient, known_as: str) -> Difference:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)

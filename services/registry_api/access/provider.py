@@ -44,8 +44,13 @@ class ProviderRefused(ValueError):
 
 
 def provider_client() -> httpx.Client:
-    # Each request has a connection of its own, which its time limit can end.
-    return httpx.Client(timeout=_READ_TIMEOUT_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
+    # Each request has a connection of its own, which its time limit can end. A few compressed bytes could
+    # expand to gigabytes before they are counted.
+    return httpx.Client(
+        timeout=_READ_TIMEOUT_SECONDS,
+        limits=httpx.Limits(max_keepalive_connections=0),
+        headers={"Accept-Encoding": "identity"},
+    )
 
 
 def fetch_json(
@@ -62,15 +67,17 @@ def fetch_json(
     Raises:
         httpx.HTTPError: the provider does not answer.
         ProviderRefused: the provider refuses.
-        ValueError: its answer is too long, too slow or not a JSON object.
+        ValueError: its answer is too long, too slow, compressed or not a JSON object.
     """
     method = "GET" if form is None else "POST"
     with (
         _time_limit(url) as trace,
         http.stream(method, url, data=form, auth=auth, extensions={"trace": trace}) as response,
     ):
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError(f"{url} answers with a compressed body, which was not asked for")
         body = b""
-        for chunk in response.iter_bytes():
+        for chunk in response.iter_raw():
             body += chunk
             if len(body) > _MAX_ANSWER_BYTES:
                 raise ValueError(f"{url} has more than {_MAX_ANSWER_BYTES} bytes")

@@ -103,7 +103,8 @@ class ProviderSignIn:
         """Return the token of the person who signed in, which is a bearer token of the API.
 
         Raises:
-            InvalidApiKey: the provider does not accept the code, or its ID token is not for this sign-in.
+            InvalidApiKey: the provider does not accept the code, or its tokens are not valid or not for this
+                sign-in.
             Unavailable: the provider cannot be reached, or does not accept this registry as a client.
         """
         answer = self._exchange(sign_in, code, redirect_uri)
@@ -111,10 +112,16 @@ class ProviderSignIn:
         if not (isinstance(identity, str) and isinstance(access, str)):
             self._log_failure(status=200, error="the answer lacks a token")
             raise _not_accepted()
-        self._jwts.check_identity(identity, client_id=self._client_id, nonce=sign_in.nonce)
         # If a provider's access tokens are only meant for the provider, the ID token is the only one that we
         # can read.
-        return identity if self._audience == self._client_id else access
+        token = identity if self._audience == self._client_id else access
+        try:
+            self._jwts.check_identity(identity, client_id=self._client_id, nonce=sign_in.nonce)
+            self._jwts.check_claims(token)
+        except InvalidApiKey as refusal:  # a clock or a setting is wrong, which the person cannot mend
+            self._log_failure(status=200, error=refusal.message)
+            raise
+        return token
 
     def _exchange(self, sign_in: SignIn, code: str, redirect_uri: str) -> dict[str, Any]:
         form = {

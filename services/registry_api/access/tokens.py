@@ -227,9 +227,13 @@ class JwtVerifier:
 
     def _decode(self, text: str, audience: str | None, **how: Any) -> dict[str, Any]:
         """Return the claims of a token. `how` are further arguments of `jwt.decode`. Raises its errors."""
-        claims: dict[str, Any] = jwt.decode(
-            text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS, **how
-        )
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS, **how
+            )
+        except (jwt.ExpiredSignatureError, jwt.ImmatureSignatureError, jwt.InvalidIssuerError) as error:
+            claimed = jwt.decode(text, options={"verify_signature": False})
+            raise type(error)(_in_words(error, claimed, self._issuer)) from None
         if not claims["sub"]:
             raise jwt.InvalidTokenError("its subject (sub) is empty")
         return claims
@@ -343,6 +347,26 @@ def _invalid_if_refused() -> Iterator[None]:
     except (TypeError, ValueError, OverflowError, RecursionError):
         # PyJWT checks neither the types of times nor the depth of lists.
         raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
+
+
+def _in_words(error: jwt.PyJWTError, claims: dict[str, Any], issuer: str) -> str:
+    """Return what a refused token claims and what is accepted, which PyJWT does not say of times and
+    issuers.
+    """
+    if isinstance(error, jwt.InvalidIssuerError):
+        return f"its issuer (iss) is {ascii(claims['iss'])[:200]}; accepted: {issuer!r}"
+    if isinstance(error, jwt.ExpiredSignatureError):
+        seconds = math.floor(time.time() - int(claims["exp"]))
+        return (
+            f"it has expired. Its exp was {seconds} s ago by this registry's clock; accepted: less than "
+            f"{_LEEWAY_SECONDS} s ago"
+        )
+    claim = "iat" if "(iat)" in str(error) else "nbf"
+    seconds = math.ceil(int(claims[claim]) - time.time())
+    return (
+        f"it is not yet valid. Its {claim} is {seconds} s from now by this registry's clock; accepted: up to "
+        f"{_LEEWAY_SECONDS} s from now"
+    )
 
 
 def _authorized_party(claims: dict[str, Any], audience: str) -> Any:

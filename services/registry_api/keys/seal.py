@@ -40,10 +40,13 @@ class Seal:
         sealed = _fernet(self._secret(), session_id).encrypt(data).decode()
         return f"{session_id}.{sealed}"
 
-    def open(self, text: str, max_seconds: int = SEALED_SECONDS) -> bytes | None:
+    def open(self, text: str, max_seconds: int | None = SEALED_SECONDS) -> bytes | None:
         """Return the data, or None if it was not sealed here, or too long ago, or its session has ended.
 
         The clock of the process that sealed the data may be up to a minute ahead of ours. Fernet allows that.
+
+        Args:
+            max_seconds: None opens the data whenever they were sealed, and by whatever clock.
         """
         session_id, _, sealed = text.rpartition(".")
         # Both are read at once: ids that are missing because Redis lost them must not meet a former secret.

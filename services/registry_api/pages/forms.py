@@ -52,21 +52,21 @@ def show(request: Request, template: str, **values: Any) -> Response:
 
 @asynccontextmanager
 async def checked_form(request: Request) -> AsyncIterator[Fields]:
-    """Parse a form of these pages, and return its fields without the token.
+    """Parse a form of these pages, and return its fields without the token, with the line ends that were
+    typed. So a text counts as the same one, and as equally long, as if it came by the API.
 
     Raises `PermissionDenied` if it was not sent by a page of this session.
     """
     async with read_fields(request) as fields:
         check_token(request, fields.text("token", max_length=MAX_FIELD))
-        yield fields.without("token")
+        yield fields.without("token").with_typed_line_ends()
 
 
 def typed_text(fields: Fields, field: str) -> str:
-    """Return what a person typed into a field, with the line ends that were typed, or an empty text.
-
-    Its length is checked later, when what was typed can be shown again.
+    """Return what a person typed into a field, or an empty text. Its length is checked later, when what was
+    typed can be shown again.
     """
-    return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
+    return fields.text(field, max_length=FORM_BYTES) or ""
 
 
 def typed_number(fields: Fields, field: str, *, least: int = 0, most: int = MAX_VERSION) -> int:

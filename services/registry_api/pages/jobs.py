@@ -9,6 +9,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
 from services.registry_api.dependencies import AT_STORE, After, CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.operations.cancel import cancel
+from services.registry_api.operations.retry import retry
 from services.registry_api.pages.deleted import path_of
 from services.registry_api.pages.forms import MAX_FIELD, address, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.live import live
@@ -16,7 +17,6 @@ from services.registry_api.pages.situation import profiles_of, reason_of
 from services.registry_api.wire import profile_rendering, rendering
 from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.paging import newest_decisions
-from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
 from speaker_registry.errors import Conflict
 from speaker_registry.names import VoiceId, key_of_name, parse_speaker_name, parse_voice_id, slug_of
@@ -138,11 +138,15 @@ def _retry(services: Services, namespace: str, job_id: str) -> None:
     # A name never reuses a number, so the number identifies the version that the job was for.
     name = parse_speaker_name(record.name)
     speaker, version = find_version(services.speakers, profiles, namespace, name, record.number)
-    status = profiles.status(speaker, version, profiles.get(record.profile))
-    if status.state_of_current == "ready" and not record.forced:
-        raise Conflict("The artifact has been made since this job ended. Nothing was started.")
-    most = services.settings.max_builds
-    extract(services.jobs, profiles, speaker, version, [record.profile], force=True, max_builds=most)
+    retry(
+        services.jobs,
+        profiles,
+        speaker,
+        version,
+        record.profile,
+        forced=record.forced,
+        max_builds=services.settings.max_builds,
+    )
 
 
 @router.get("/profiles", dependencies=[ANY_KEY])

@@ -190,15 +190,19 @@ class PageSessions:
     async def _read(self, request: Request) -> list[Session]:
         """Return the sessions that the browser sent. That of a person who is signed in comes first."""
         sent = [value for name in (COOKIE, FORM_COOKIE) if (value := sent_cookie(request, name))]
-        return await run_in_threadpool(self._open, sent) if sent else []
+        # Signing out must end a session also where the clock differs so much that it opens no other page.
+        # Otherwise its cookie, and copies of it, would still be accepted by other processes.
+        signs_out = request.method == "POST" and request.url.path == _SIGN_OUT
+        max_seconds = None if signs_out else SEALED_SECONDS
+        return await run_in_threadpool(self._open, sent, max_seconds) if sent else []
 
     async def _check_open(self, request: Request, session: Session) -> None:
         """Raise `InvalidApiKey` if the session of a request has ended since the request began."""
         if session not in await self._read(request):
             raise InvalidApiKey("This session has ended.")
 
-    def _open(self, sent: list[str]) -> list[Session]:
-        sessions = (_parsed(self._seal.open(value)) for value in sent)
+    def _open(self, sent: list[str], max_seconds: int | None) -> list[Session]:
+        sessions = (_parsed(self._seal.open(value, max_seconds)) for value in sent)
         return [session for session in sessions if session is not None]
 
     async def _cookies(self, request: Request, sent: list[Session]) -> list[str]:

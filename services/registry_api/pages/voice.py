@@ -27,6 +27,7 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.artifacts import find_artifact
 from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.pictures import ask_for_pictures, find_pictures
+from services.registry_api.operations.retry import retry
 from services.registry_api.pages.aliases import FormerDep, shown_aliases
 from services.registry_api.pages.comparing import compare
 from services.registry_api.pages.deleted import path_of, show_deleted
@@ -50,7 +51,6 @@ from services.shared.bucket.stored_bytes import clip_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
-from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version, locate, not_found
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker
@@ -227,20 +227,19 @@ def page_artifact(
 async def page_extract(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, number: Number
 ) -> Response:
-    """Extract an artifact of a version again."""
+    """Try again to extract an artifact of a version."""
     async with checked_form(request) as fields:
         profile = fields.text("profile", max_length=MAX_FIELD) or ""
     await count_upload(request)
 
     def extract_again() -> None:
         speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
-        extract(
+        retry(
             services.jobs,
             services.profiles,
             speaker,
             version,
-            [profile],
-            force=True,
+            profile,
             max_builds=services.settings.max_builds,
         )
 

@@ -40,6 +40,15 @@ class Fields:
         """Return the other fields."""
         return Fields({name: values for name, values in self._values.items() if name != field})
 
+    def with_typed_line_ends(self) -> "Fields":
+        """Return the fields with each line end as one character, which browsers send as two (CRLF)."""
+        return Fields(
+            {
+                name: [value.replace("\r\n", "\n") if isinstance(value, str) else value for value in values]
+                for name, values in self._values.items()
+            }
+        )
+
     def text(self, field: str, *, max_length: int) -> str | None:
         """Return a text field unchanged, or None if the form does not have it."""
         value = self._single(field)

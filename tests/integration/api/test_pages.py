@@ -318,6 +318,29 @@ def test_a_copy_of_the_cookie_ends_with_the_session(operator: Visitor, closed: R
             assert other.get("/dashboard").status_code == 303
 
 
+@pytest.mark.parametrize("ahead", [90, -13 * 3600], ids=["clock behind", "clock ahead"])
+def test_signing_out_ends_the_session_whatever_the_clock_says(
+    closed: Registry, monkeypatch: pytest.MonkeyPatch, ahead: int
+):
+    """The process that is asked to sign a person out may be one that refuses the session because of its
+    clock. The cookie must not go on being accepted by the other processes.
+    """
+    at_the_first = time.time() + ahead
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda: at_the_first)
+        with Visitor(closed, str(BOOTSTRAP)) as visitor:
+            cookies, token = {COOKIE: visitor.http.cookies[COOKIE]}, visitor.token()
+    with httpx.Client(base_url=closed.url, cookies=cookies) as browser:
+        assert browser.post("/dashboard/logout", data={"token": "0" * 64}).status_code == 403
+        assert browser.get("/dashboard/keys").status_code == 303
+        answer = browser.post("/dashboard/logout", data={"token": token})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
+        assert f"{COOKIE}=;" in answer.headers["set-cookie"]
+    with monkeypatch.context() as clock, httpx.Client(base_url=closed.url, cookies=cookies) as copy:
+        clock.setattr(time, "time", lambda: at_the_first)
+        assert copy.get("/dashboard/keys").status_code == 303
+
+
 def test_signing_in_again_ends_the_session_before(operator: Visitor, closed: Registry):
     """A person who changes to another key leaves nothing behind."""
     before = operator.http.cookies[COOKIE]

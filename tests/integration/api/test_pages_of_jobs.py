@@ -80,6 +80,19 @@ def test_a_failed_job_is_tried_again_where_it_is_listed(closed: Registry, operat
     assert states(closed, name) == ["succeeded", "failed"]
 
 
+def test_an_old_page_of_a_voice_makes_no_artifact_anew(closed: Registry, operator: Visitor, name: str):
+    """The page may be from before the artifact was made, by somebody else's press of the button."""
+    failed(closed, name)
+    path = f"/voices/{name}/versions/1/extractions"
+    operator.post(path, {"profile": PROFILE})
+    assert states(closed, name) == ["queued", "failed"]
+    closed.worker.finish_all(name)
+    refused = operator.post(path, {"profile": PROFILE})
+    assert refused.status_code == 409
+    assert "has been made since" in refused.text
+    assert states(closed, name) == ["succeeded", "failed"]
+
+
 def test_a_canceled_job_is_tried_again(closed: Registry, operator: Visitor, name: str):
     """Whoever canceled by mistake needs no command line."""
     job = closed.upload(name, headers=bearer(BOOTSTRAP))["job_id"]

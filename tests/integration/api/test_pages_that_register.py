@@ -135,3 +135,16 @@ def test_a_name_that_is_taken_leaves_the_form_as_it_was_typed(start: Start):
         assert answer.status_code == 409
         assert "already exists" in answer.text
         assert InputsOf(answer.text).values["ref_text"] == "All of it."
+
+
+def test_a_text_of_several_lines_is_the_same_by_page_and_by_api(
+    registry: Registry, visitor: Visitor, name: str
+):
+    """Browsers send each line end as two characters. They must neither make a second version of one clip and
+    transcript nor make a text too long.
+    """
+    text = "a\n" * 3999 + "bc"
+    answer = visitor.register(name, CLIP, ref_text=text.replace("\n", "\r\n"), consent="Robin,\r\n2026")
+    assert answer.url.path.startswith("/dashboard/voices/"), answer.text
+    registry.upload(name, ref_text=text, consent="Robin,\n2026")
+    assert registry.client.get(f"/v1/voices/{name}").json()["versions"] == 1

@@ -514,7 +514,9 @@ def test_an_import_under_a_name_whose_numbers_have_passed_says_so(start: Start, 
     assert (outcome.status, alice["versions"], eve["versions"]) == (0, [3, 4, 5], [1])
     assert alice["notes"][0] == "version 2 of the archive is version 3 here"
     assert "because the voice has had version 2" in alice["notes"][-1]
-    assert run(registry, "import", archive).document["unchanged"] == 2
+    planned, again = (run(registry, "import", archive, *words).document for words in (["--dry-run"], []))
+    assert again["unchanged"] == 2
+    assert planned["voices"] == again["voices"], "a dry run says what the import would say"
 
 
 class Busy(Counting):

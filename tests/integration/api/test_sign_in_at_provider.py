@@ -1,11 +1,14 @@
 """Tests of signing in to the pages at an OpenID provider. The provider is a server of the tests."""
 
 import base64
+import gzip
+import html
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -238,7 +241,7 @@ def test_an_access_token_of_odd_characters_signs_nobody_in(
     monkeypatch.setattr(provider, "token", lambda **claims: given(**claims) if "aud" in claims else "\ud800")
     back = visitor.http.get(answer)
     assert back.status_code == 403
-    assert "characters that none has" in back.text
+    assert "its claims cannot be read" in back.text
 
 
 def test_a_token_for_another_service_opens_nothing(visitor: Visitor, provider: Provider):
@@ -341,6 +344,30 @@ def test_a_sign_in_that_the_provider_refuses_is_logged(
     assert parse_qsl(urlsplit(address).query)[0][1] not in str(event)
 
 
+@pytest.mark.parametrize("member", ["claims", "identity"])
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"iss": "https://elsewhere.example"}, "issuer (iss) is 'https://elsewhere.example'; accepted: "),
+        ({"iat": 4_000_000_000}, "Its iat is "),
+        ({"aud": "another-service"}, "not accepted"),
+    ],
+)
+def test_a_fresh_token_that_is_refused_is_logged(
+    visitor: Visitor, provider: Provider, odd: dict[str, Any], said: str, member: str
+):
+    """A clock or a setting is wrong then, which the person cannot mend, and operators see only the log."""
+    setattr(provider, member, odd)
+    address = provider.sign_in(begin(visitor))
+    with capture_logs() as events:
+        back = visitor.http.get(address)
+    assert back.status_code == 403
+    assert said in html.unescape(back.text)
+    [event] = [one for one in events if one["event"] == "issuer.sign_in_failed"]
+    assert said in event["error"]
+    assert "robin@example.org" not in str(events)
+
+
 def test_an_environment_that_allows_no_request_is_told_as_a_provider_that_is_away(
     visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ):
@@ -400,6 +427,23 @@ def test_an_answer_that_arrives_byte_by_byte_is_given_up(
             fetch_json(http, f"http://127.0.0.1:{server.getsockname()[1]}/token")
         assert time.monotonic() - began < 5
         thread.join()
+
+
+def test_a_compressed_answer_of_the_provider_is_refused():
+    """It may expand a thousandfold for each layer of compression, before its size is known."""
+    asked: list[str | None] = []
+
+    def answer(request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        asked.append(request.headers.get("Accept-Encoding"))
+        return 200, gzip.compress(gzip.compress(b'{"a": 1}'))
+
+    with (
+        http_server(answer, {"Content-Encoding": "gzip, gzip"}) as url,
+        provider_client() as http,
+        pytest.raises(ValueError, match="answers with a compressed body, which was not asked for"),
+    ):
+        fetch_json(http, url)
+    assert asked == ["identity"]
 
 
 def test_a_person_reloads_the_page_when_the_provider_is_back(visitor: Visitor, provider: Provider):
