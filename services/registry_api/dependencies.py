@@ -61,7 +61,7 @@ class Services(Opened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What all requests of an application share. `app.state` holds it as `parts`, and nothing else."""
+    """These objects are shared by all requests of an application. `app.state` holds them as `parts`."""
 
     services: Services
     server_errors: ServerErrors

@@ -1,4 +1,4 @@
-"""What requests for pages share, besides what the routes of the API share."""
+"""Declares what requests for pages share, besides what the routes of the API share."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from services.registry_api.pages.situation import Situation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageParts(Parts):
-    """What all requests of an application share, with pages."""
+    """These parts also include what only the pages need."""
 
     situation: Situation
     activity: Activity
