@@ -17,12 +17,17 @@ from starlette.routing import BaseRoute
 from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.access.local import LocalOnly
 from services.registry_api.access.rules import access_of, check_rules, tenant_of, without_security
-from services.registry_api.dependencies import Services
+from services.registry_api.dependencies import Parts, Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
+from services.registry_api.keys.seal import Seal
+from services.registry_api.pages.activity import Activity
+from services.registry_api.pages.failures import Failures
 from services.registry_api.pages.live import KeptRegionsFirst
-from services.registry_api.pages.routes import add_pages
+from services.registry_api.pages.parts import PageParts
+from services.registry_api.pages.routes import page_routes
 from services.registry_api.pages.sessions import PageSessions
+from services.registry_api.pages.situation import Situation
 from services.registry_api.protocol import error_answers
 from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
@@ -48,17 +53,17 @@ from services.registry_api.routes import (
 from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
 from services.registry_api.serving.concurrency_limits import ByteBudget
-from services.registry_api.serving.event_feed import EventFeed
+from services.registry_api.serving.event_feed import EventFeed, Frames
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
+from services.registry_api.serving.readiness import Readiness
 from services.registry_api.serving.recheck import check_before_commit
 from services.registry_api.serving.server_errors import ServerErrors
-from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.serving.unfinished import UnfinishedRequests
 from services.registry_api.wire.answers import SENDING_BYTES
 from services.registry_api.wire.documented import responses, with_headers
-from services.registry_api.wire.events import Frames
+from services.registry_api.wire.events import render
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.uploads import UploadLimits
@@ -107,31 +112,38 @@ def create_app(
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
     threads = max_active + uploads.count + store.count + _OTHER_THREADS
-    server_errors = ServerErrors(services.generation, services.clock)
-    app = _bare_app(lambda app: _lifespan(app, services, threads))
-    app.state.services = services
-    app.state.server_errors = server_errors
-    app.state.access = services.access
-    app.state.lane = _express_lane(services, PreparedAnswers(kept_bytes, kept_answers))
-    app.state.event_feed, app.state.event_frames = EventFeed(services.events), Frames()
-    app.state.heartbeat_seconds = heartbeat_seconds
-    app.state.shared_reads = SharedReads()
+    server_errors, records = ServerErrors(services.generation, services.clock), services.jobs.records
     share = SENDING_BYTES // 2 if services.access.required else None
-    app.state.sending = ByteBudget("files that are being sent", SENDING_BYTES, of_namespace=share)
-    app.state.redirect_seconds = redirect_seconds
-    app.state.readiness = health.Readiness(services)
-    app.state.upload_slots, app.state.store_slots = uploads, store
-    app.state.whole_lists = FairQueue(1)
-    # Several threads that compute for long would slow all other requests, and get no more done together.
-    app.state.large_resolves = FairQueue(1)
-    app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
+    parts = PageParts(
+        services=services,
+        server_errors=server_errors,
+        lane=_express_lane(services, PreparedAnswers(kept_bytes, kept_answers)),
+        event_feed=EventFeed(services.events),
+        event_frames=Frames(render),
+        heartbeat_seconds=heartbeat_seconds,
+        sending=ByteBudget("files that are being sent", SENDING_BYTES, of_namespace=share),
+        redirect_seconds=redirect_seconds,
+        readiness=Readiness(services.store, services.generation, services.profiles),
+        seal=Seal(services.generation),
+        upload_slots=uploads,
+        store_slots=store,
+        search_slots=Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES),
+        whole_lists=FairQueue(1),
+        # Several threads that compute for long would slow all other requests, and get no more done together.
+        large_resolves=FairQueue(1),
+        situation=Situation(services),
+        activity=Activity(records, server_errors, records.now),
+        failures=Failures(records, services.profiles.names, records.now),
+    )
+    app = _bare_app(lambda _: _lifespan(parts, threads))
+    app.state.parts = parts
     services.speakers.reading_bucket = store.hold_in_thread
     services.keys.reading_bucket = store.hold_in_thread
     services.speakers.before_commit = services.shared.before_commit = check_before_commit
     services.jobs.before_open = check_before_commit
     error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
-    _add_middleware(app, services, max_active, body_timeouts, cors_origins)
+    _add_middleware(app, parts, max_active, body_timeouts, cors_origins)
     return app
 
 
@@ -171,12 +183,13 @@ def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] |
 
 def _add_middleware(
     app: FastAPI,
-    services: Services,
+    parts: Parts,
     max_active: int,
     body_timeouts: BodyTimeouts,
     cors_origins: Sequence[str],
 ) -> None:
     """Add the middleware. Middleware that is added later sees a request earlier."""
+    services = parts.services
     app.add_middleware(JsonCompression)
     app.add_middleware(
         RequestLimits,
@@ -194,22 +207,23 @@ def _add_middleware(
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     # This is outside everything that looks for a key, because it moves the key to where programs send it.
-    app.add_middleware(PageSessions, seal=app.state.seal)
+    app.add_middleware(PageSessions, seal=parts.seal)
     app.add_middleware(UnfinishedRequests)
     _allow_web_pages(app, cors_origins)
     # This is outside all middleware that may refuse a request, so that refusals carry the same headers.
     app.add_middleware(AnswerHeaders)
-    app.add_middleware(RequestSignals, note_error=app.state.server_errors.note)
+    app.add_middleware(RequestSignals, note_error=parts.server_errors.note)
     app.add_middleware(RequestIds)
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIterator[None]:
+async def _lifespan(parts: Parts, threads: int) -> AsyncIterator[None]:
+    services = parts.services
     to_thread.current_default_thread_limiter().total_tokens = threads
     following = asyncio.create_task(services.events.follow())
-    waking = asyncio.create_task(_wake_listeners(app, services))
+    waking = asyncio.create_task(_wake_listeners(parts))
     stop = threading.Event()
-    threads_of_ours = _start_threads(services, app.state.server_errors, stop)
+    threads_of_ours = _start_threads(services, parts.server_errors, stop)
     yield
     stop.set()
     following.cancel()
@@ -219,13 +233,13 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     services.keys.listings.close()
 
 
-async def _wake_listeners(app: FastAPI, services: Services) -> None:
+async def _wake_listeners(parts: Parts) -> None:
     """Wake the listeners to events when keys have changed, with or without an event. Also wake them when the
     process stops, because the server waits for them before it ends.
     """
-    access, feed = services.access, app.state.event_feed
+    access, feed = parts.services.access, parts.event_feed
     changes = access.key_changes
-    while not services.long_polls.closing():
+    while not parts.services.long_polls.closing():
         await asyncio.sleep(_CHECK_SECONDS)
         access.list_keys_if_due()
         if access.key_changes != changes:
@@ -296,7 +310,7 @@ def _api() -> Sequence[BaseRoute]:
 
 def _add_routes(app: FastAPI, services: Services) -> None:
     app.router.routes.extend(_api())
-    add_pages(app, services)
+    app.router.routes.extend(page_routes())
     check_rules(app)
     if not services.access.required:
         documented = app.openapi

@@ -9,12 +9,20 @@ from pydantic import BeforeValidator, Field
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.express.lane import ExpressLane
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.keys.seal import Seal
 from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.concurrency_limits import ByteBudget
+from services.registry_api.serving.event_feed import EventFeed, Frames
 from services.registry_api.serving.event_stream import EventStream
+from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.long_polls import LongPolls
+from services.registry_api.serving.readiness import Readiness
+from services.registry_api.serving.server_errors import ServerErrors
+from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.uploads import UploadLimits
@@ -51,23 +59,45 @@ class Services(Opened):
     """By default no keys are required, and every caller may do everything."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """These objects are shared by all requests of an application. `app.state` holds them as `parts`."""
+
+    services: Services
+    server_errors: ServerErrors
+    lane: ExpressLane
+    event_feed: EventFeed
+    event_frames: Frames
+    heartbeat_seconds: float
+    shared_reads: SharedReads = field(default_factory=SharedReads)
+    sending: ByteBudget
+    redirect_seconds: int
+    readiness: Readiness
+    seal: Seal
+    upload_slots: Slots
+    store_slots: Slots
+    search_slots: Slots
+    whole_lists: FairQueue
+    large_resolves: FairQueue
+
+
+def parts_of(request: Request) -> Parts:
+    parts = request.app.state.parts
+    assert isinstance(parts, Parts)
+    return parts
+
+
 # Dependencies are coroutines, because FastAPI runs plain functions in threads, one after the other.
 async def _services(request: Request) -> Services:
-    services = request.app.state.services
-    assert isinstance(services, Services)
-    return services
+    return parts_of(request).services
 
 
 async def _upload_slots(request: Request) -> Slots:
-    slots = request.app.state.upload_slots
-    assert isinstance(slots, Slots)
-    return slots
+    return parts_of(request).upload_slots
 
 
 async def _store_slots(request: Request) -> Slots:
-    slots = request.app.state.store_slots
-    assert isinstance(slots, Slots)
-    return slots
+    return parts_of(request).store_slots
 
 
 async def _at_store(request: Request, slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
@@ -78,9 +108,7 @@ async def _at_store(request: Request, slots: Annotated[Slots, Depends(_store_slo
 
 async def _searching(request: Request) -> AsyncIterator[None]:
     if request.query_params.keys() & {"q", "state", "profile", "ready", "label"}:
-        slots = request.app.state.search_slots
-        assert isinstance(slots, Slots)
-        async with slots.hold():
+        async with parts_of(request).search_slots.hold():
             yield
     else:
         yield

@@ -267,9 +267,8 @@ def test_an_event_is_rendered_once_for_all_listeners(monkeypatch: pytest.MonkeyP
         rendered.append(event)
         return render(event, position)
 
-    monkeypatch.setattr(wire, "render", counted)
-    monkeypatch.setattr(wire, "_MAX_FRAMES", 2)
-    frames = wire.Frames()
+    monkeypatch.setattr(event_feed, "_MAX_FRAMES", 2)
+    frames = event_feed.Frames(counted)
     with five_listeners(monkeypatch) as (arrive, listeners):
         sent = [arrive(number) for number in (1, 2, 2)]
         for listener in listeners:

@@ -237,7 +237,7 @@ def _set_rate_headers(request: Request, rate: Rate) -> None:
 
 
 def access_of(request: Request) -> Access:
-    access = request.app.state.access
+    access = request.app.state.parts.services.access  # `Parts` belongs to a layer above this one
     assert isinstance(access, Access)
     return access
 

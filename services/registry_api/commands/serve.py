@@ -107,7 +107,7 @@ def _serve() -> NoReturn:
             deleted_grace_seconds=housekeeping.deleted_grace_seconds,
         )
         app = _app(services, settings)
-        server = uvicorn.Server(server_config(app, settings, lane=app.state.lane))
+        server = uvicorn.Server(server_config(app, settings, lane=app.state.parts.lane))
         services.long_polls.closing = lambda: server.should_exit
         _run(server)
     trace_export.stop()

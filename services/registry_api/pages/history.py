@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request
 
-from services.registry_api.dependencies import Services
+from services.registry_api.dependencies import Services, parts_of
 from services.registry_api.keys.api_keys import ApiKey
 from services.registry_api.pages.forms import address
 from services.registry_api.protocol.callers import Caller
@@ -59,7 +59,7 @@ def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterato
     if not unknown:
         return
     try:
-        with request.app.state.store_slots.hold_in_thread():
+        with parts_of(request).store_slots.hold_in_thread():
             yield from filter(None, map(services.keys.read, unknown))
     except (RateLimited, Unavailable):
         return  # the bucket is slow or unavailable, so the page leaves out these names

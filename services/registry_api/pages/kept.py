@@ -1,15 +1,23 @@
-"""Caches counts for pages for a moment, so that many open pages cost little more than one."""
+"""Caches counts and live regions for a moment, so that many open pages cost little more than one."""
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from cachetools import TLRUCache
+from cachetools import TLRUCache, TTLCache
+from fastapi import Request
+
+from services.registry_api.pages.rendering import own_address
 
 _KEPT_SECONDS = 10.0
 _MAX_NAMESPACES = 256
+_REGION_SECONDS = 2.0
+_REGION_BYTES = 8 * 1024**2
 _Counted = TypeVar("_Counted")
+_Key = tuple[str, str, frozenset[str]]
 
 
 class Kept(Generic[_Counted]):
@@ -38,3 +46,37 @@ class Kept(Generic[_Counted]):
             if result is None:
                 result = self._results[namespace] = self._count(namespace)
             return result
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRegion:
+    """A rendered region, and the route that rendered it."""
+
+    text: str
+    route: Any
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+class LiveRegions:
+    """A cache of recently rendered regions. Safe to use from several threads."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._kept: TTLCache[_Key, KeptRegion] = TTLCache(
+            _REGION_BYTES, _REGION_SECONDS, monotonic, getsizeof=len
+        )
+
+    def find(self, request: Request) -> KeptRegion | None:
+        with self._lock:
+            return self._kept.get(_key_of(request))
+
+    def keep(self, request: Request, text: str) -> None:
+        kept = KeptRegion(text, request.scope["route"])
+        with self._lock, suppress(ValueError):  # it is larger than the cache
+            self._kept[_key_of(request)] = kept
+
+
+def _key_of(request: Request) -> _Key:
+    return own_address(request), request.scope["namespace"], request.scope["caller"].scopes

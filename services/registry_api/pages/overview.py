@@ -5,14 +5,13 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import ANY_KEY
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
-from services.registry_api.pages.activity import Activity
-from services.registry_api.pages.failures import Failures, Reasons
+from services.registry_api.pages.failures import Reasons
 from services.registry_api.pages.forms import page_router, show
 from services.registry_api.pages.live import live
+from services.registry_api.pages.parts import page_parts_of
 from services.registry_api.pages.rendering import rights_of
 from services.registry_api.pages.situation import (
     MAX_COUNTED,
-    Situation,
     VoiceCounts,
     concerns,
     profiles_of,
@@ -28,13 +27,12 @@ def page_overview(
     request: Request, services: ServicesDep, namespace: NamespaceDep, caller: CallerDep
 ) -> Response:
     """Show the parts of the overview that the scopes of the key allow."""
-    situation: Situation = request.app.state.situation
+    parts = page_parts_of(request)
+    situation = parts.situation
     may = rights_of(caller, keys_required=services.access.required)
     counts = situation.voices(namespace) if may["see_voices"] else VoiceCounts()
     jobs = situation.jobs(namespace) if may["see_jobs"] else None
     profiles = profiles_of(services)
-    activity: Activity = request.app.state.activity
-    failures: Failures = request.app.state.failures
     failed = jobs.rates[-1].failed if jobs else 0
     return show(
         request,
@@ -44,9 +42,9 @@ def page_overview(
         counts=counts,
         max_counted=MAX_COUNTED,
         jobs=jobs,
-        charts=activity.charts(namespace) if may["see_jobs"] else [],
-        errors=activity.errors(namespace) if may["see_jobs"] else None,
-        reasons=failures.last_hour(namespace) if failed else Reasons(),
+        charts=parts.activity.charts(namespace) if may["see_jobs"] else [],
+        errors=parts.activity.errors(namespace) if may["see_jobs"] else None,
+        reasons=parts.failures.last_hour(namespace) if failed else Reasons(),
         workers=workers_of(profiles),
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

@@ -32,6 +32,7 @@ from services.registry_api.access.rules import (
     access_of,
     authenticate,
 )
+from services.registry_api.dependencies import parts_of
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
 from services.registry_api.pages.cookies import cookie_header, sent_cookie
 from services.registry_api.pages.rendering import (
@@ -98,9 +99,7 @@ def session_of(request: Request) -> Session:
 
 
 def seal_of(request: Request) -> Seal:
-    seal = request.app.state.seal
-    assert isinstance(seal, Seal)
-    return seal
+    return parts_of(request).seal
 
 
 async def begin_session(request: Request, *, key: str, namespace: str | None) -> None:

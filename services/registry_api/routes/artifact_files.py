@@ -9,13 +9,11 @@ from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.dependencies import Services
+from services.registry_api.dependencies import parts_of
 from services.registry_api.operations.artifacts import StoredArtifact
 from services.registry_api.protocol.conditions import binds_to_registry
-from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.answers import SAFETENSORS, answer_with_bytes, answer_without_bytes
-from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
 from speaker_registry.errors import ArtifactFailed, ArtifactStale, NotFound
@@ -63,8 +61,8 @@ async def _bucket_address(request: Request, slots: Slots, artifact: StoredArtifa
     """Return an address at which anyone can read the file from the bucket for a while. Returns None if the
     store has no such addresses, or did not confirm that the file exists.
     """
-    seconds: int = request.app.state.redirect_seconds
-    blobs: StoredBytes = request.app.state.services.blobs
+    parts = parts_of(request)
+    blobs, seconds = parts.services.blobs, parts.redirect_seconds
     if not seconds:
         return None
     async with slots.hold():
@@ -75,8 +73,8 @@ async def _bucket_address(request: Request, slots: Slots, artifact: StoredArtifa
 
 async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -> bytes | None:
     """Read a file from the bucket, once for all requests that want it at this moment."""
-    services: Services = request.app.state.services
-    reads: SharedReads = request.app.state.shared_reads
+    parts = parts_of(request)
+    services = parts.services
 
     def read() -> bytes | None:
         return artifact_or_replacement(
@@ -94,7 +92,7 @@ async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -
         async with slots.hold():
             return await run_in_threadpool(read)
 
-    return await reads.read((artifact.version.vuid, artifact.record.digest), from_bucket)
+    return await parts.shared_reads.read((artifact.version.vuid, artifact.record.digest), from_bucket)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from services.registry_api.dependencies import (
     UploadSlotsDep,
     Usable,
     VoiceName,
+    parts_of,
 )
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.precompute import Precomputation
@@ -124,7 +125,7 @@ def list_audio_voices(
         )
     if request.method == "HEAD":
         return Response(media_type="application/json")
-    lists = request.app.state.whole_lists
+    lists = parts_of(request).whole_lists
     return WholeList(page, find, lambda page: _entries(profiles, page), lists, namespace)
 
 

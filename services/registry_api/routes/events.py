@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.registry_api.access.rules import VOICES_READ, caller_of_now
-from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_named
+from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep, parts_of, speaker_named
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition, parse_position
+from services.registry_api.serving.event_feed import Listener, StreamPosition, parse_position
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.serving.hanging_up import noticing
 from services.registry_api.wire import events as wire
@@ -73,7 +73,7 @@ async def listen_to_events(
     position = _position_of(last_event_id or after)
     if request.method == "HEAD":
         return Response(headers=_HEADERS, media_type="text/event-stream")
-    stream = _Stream(request, services, caller)
+    stream = _Stream(request, caller)
     try:
         await stream.begin(namespace, wants, position)
     except BaseException:
@@ -116,16 +116,17 @@ def _position_of(text: str | None) -> StreamPosition | None:
 class _Stream(Response):
     """The answer to a listener. It ends when the listener hangs up, its key ends, or the process stops."""
 
-    def __init__(self, request: Request, services: Services, caller: Caller) -> None:
+    def __init__(self, request: Request, caller: Caller) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._request = request
-        self._services = services
+        parts = parts_of(request)
+        self._services = parts.services
         self._caller = caller
         self._key_changes: int = request.scope["key_changes"]
         """The number of the last change of keys that the check of the listener's key took into account."""
-        self._feed: EventFeed = request.app.state.event_feed
-        self._frames: wire.Frames = request.app.state.event_frames
+        self._feed, self._frames = parts.event_feed, parts.event_frames
+        self._heartbeat_seconds = parts.heartbeat_seconds
         self._held = ExitStack()
         self._listener: Listener
         self._pending: list[bytes] = []
@@ -179,8 +180,7 @@ class _Stream(Response):
                 self._pending.append(wire.HEARTBEAT)
 
     def _seconds_to_wait(self) -> float:
-        heartbeat: float = self._request.app.state.heartbeat_seconds
-        ends_at = self._caller.ends_at
+        heartbeat, ends_at = self._heartbeat_seconds, self._caller.ends_at
         if ends_at is None:
             return heartbeat
         return min(heartbeat, max(0.0, ends_at - time.time()) + _AFTER_END_SECONDS)

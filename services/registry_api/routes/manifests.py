@@ -16,12 +16,12 @@ from services.registry_api.dependencies import (
     ProfileName,
     Services,
     ServicesDep,
+    parts_of,
 )
 from services.registry_api.express.lane import offer_of
 from services.registry_api.express.prepared import lists_of
 from services.registry_api.operations.artifacts import of_defaults
 from services.registry_api.protocol.signals import route_of
-from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, json_bytes
 from services.registry_api.wire.documented import DocumentedRouter
@@ -65,9 +65,8 @@ async def get_manifest(
         return kept
     # When fifty engines start together, each page is made once. A request that comes after a change must see
     # it, so it does not wait for a page that was begun before.
-    reads: SharedReads = request.app.state.shared_reads
     key = route_of(request.scope), namespace, profile, limit, after, offer.began
-    made = await reads.read(key, lambda: run_in_threadpool(make), computes=True)
+    made = await parts_of(request).shared_reads.read(key, lambda: run_in_threadpool(make), computes=True)
     if made.speakers is not None:
         offer.accept(
             caller,

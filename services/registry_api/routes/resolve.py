@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import ARTIFACTS_READ
-from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
+from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, parts_of
 from services.registry_api.express.lane import offer_of
 from services.registry_api.operations.artifacts import FoundArtifact, find_each
 from services.registry_api.protocol.callers import Caller
@@ -60,7 +60,7 @@ async def resolve_voices(
     if pairs <= _FEW_PAIRS:
         return await run_in_threadpool(_resolution, request, services, namespace, body, caller)
     began = asyncio.get_running_loop().time()
-    async with request.app.state.large_resolves.slot(namespace, _TURN_WAIT_SECONDS):
+    async with parts_of(request).large_resolves.slot(namespace, _TURN_WAIT_SECONDS):
         await check_after_wait(began)
         return await run_in_threadpool(_resolution, request, services, namespace, body, caller)
 

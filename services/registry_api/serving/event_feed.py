@@ -26,6 +26,8 @@ to a listener takes about 60 µs, however many they are, so that up to 1000 list
 of a processor.
 """
 _MAX_PAUSE_SECONDS = 1.0
+_MAX_FRAMES = 1000
+"""Largest number of rendered events that are kept for the other listeners of the process."""
 _PAGE = 500
 """Number of earlier events that are read at a time."""
 _EVENT_ID = r"\d{1,20}-\d{1,20}"
@@ -195,3 +197,25 @@ class EventFeed:
     def _on_events_missed(self) -> None:
         for listener in self._listeners:
             listener.mark_missed()
+
+
+class Frames:
+    """Renders events for all listeners of a process, which take the same events within about a second. Must
+    only be used from the event loop.
+    """
+
+    def __init__(self, render: Callable[[Event, object], bytes]) -> None:
+        self._render = render
+        self._held: dict[int, tuple[Event, bytes]] = {}
+        """Rendered events by the identity of the event, which stays its own while the event is held here."""
+
+    def render(self, event: Event, position: object) -> bytes:
+        """Render an event, but only once if the same object is passed again soon. The position of an event
+        must always be the same.
+        """
+        held = self._held.get(id(event))
+        if held is None:
+            if len(self._held) >= _MAX_FRAMES:
+                del self._held[next(iter(self._held))]  # the oldest
+            held = self._held[id(event)] = event, self._render(event, position)
+        return held[1]

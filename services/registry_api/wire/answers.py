@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.registry_api.dependencies import parts_of
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.conditions import content_range, matches, part_of
 from services.registry_api.serving.concurrency_limits import ByteBudget
@@ -125,7 +126,7 @@ def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], me
     `Unavailable` before its head if clients have too many bytes to read already.
     """
     _check_tag(request, headers["ETag"])
-    sending: ByteBudget = request.app.state.sending
+    sending = parts_of(request).sending
     whole = request.headers.get("if-range", headers["ETag"]) == headers["ETag"]
     part = part_of(len(data), request.headers.get("range", "")) if whole else None
     if part is None:

@@ -23,8 +23,6 @@ _SHOWN = {
 }
 """Maps events of the view to the names that callers see. Other events concern no caller."""
 TYPES = tuple(sorted(_SHOWN.values()))
-_MAX_FRAMES = 1000
-"""Largest number of rendered events that are kept for the other listeners of the process."""
 JOB_UPDATED = "job.updated"
 RESET = "reset"
 
@@ -81,27 +79,6 @@ def render(event: Event, position: object) -> bytes:
         state=event.get("state"),
     )
     return _frame(kind, str(position), shown.model_dump(mode="json", exclude_none=True))
-
-
-class Frames:
-    """Renders events for all listeners of a process, which take the same events within about a second. Must
-    only be used from the event loop.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[Event, bytes]] = {}
-        """Rendered events by the identity of the event, which stays its own while the event is held here."""
-
-    def render(self, event: Event, position: object) -> bytes:
-        """Render an event as `render` does, but only once if the same object is passed again soon. The
-        position of an event must always be the same.
-        """
-        held = self._held.get(id(event))
-        if held is None:
-            if len(self._held) >= _MAX_FRAMES:
-                del self._held[next(iter(self._held))]  # the oldest
-            held = self._held[id(event)] = event, render(event, position)
-        return held[1]
 
 
 def render_reset(position: object) -> bytes:

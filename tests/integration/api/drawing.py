@@ -19,7 +19,7 @@ Drawn = Mapping[Picture, bytes]
 
 def draw_all(registry: Registry, draw: Callable[[ReferenceAudio], Drawn] = draw) -> bool:
     """Run a worker until nothing is left to draw. Returns whether there was anything."""
-    opened, decoder = registry.opened, registry.app.state.services.decoder
+    opened, decoder = registry.opened, registry.app.state.parts.services.decoder
     assert isinstance(decoder, AudioDecoder)
     with closing(open_queue_connection(opened.settings)) as connection:
         drawing = Drawing(opened.store, opened.speakers, opened.blobs, decoder.decode, draw)

@@ -142,7 +142,7 @@ class Registry:
             heartbeat_seconds=heartbeat_seconds,
         )
         self._config = server_config(
-            self.app, ApiSettings(), lane=self.app.state.lane, head_seconds=head_seconds
+            self.app, ApiSettings(), lane=self.app.state.parts.lane, head_seconds=head_seconds
         )
         self._stack = ExitStack()
         self.client: httpx.Client
@@ -176,7 +176,7 @@ class Registry:
         """Return the contract of this registry's document. Registries share it, because building one takes a
         third of a second.
         """
-        required = self.app.state.access.required
+        required = self.app.state.parts.services.access.required
         if required not in _contracts:
             _contracts[required] = Contract(self.app.openapi())
         return _contracts[required]

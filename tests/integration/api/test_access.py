@@ -57,7 +57,9 @@ def parsed(token: str) -> Token:
 
 def tenant_told_from(registry: Registry, headers: dict[str, str], address: str = "192.0.2.7") -> str:
     sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    return tenant_of(registry.app.state.access, {"type": "http", "headers": sent, "client": (address, 1)})
+    return tenant_of(
+        registry.app.state.parts.services.access, {"type": "http", "headers": sent, "client": (address, 1)}
+    )
 
 
 def test_a_request_takes_the_share_of_its_namespace_or_while_its_key_is_unknown_of_its_address(
@@ -689,7 +691,7 @@ def stop_the_minute(*registries: Registry) -> None:
     middle of a test.
     """
     for registry in registries:
-        registry.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+        registry.app.state.parts.services.access.rate_limits.now = lambda: 1_775_133_885.0
 
 
 def test_requests_are_limited_by_key(start: Start):
@@ -730,7 +732,7 @@ def test_processes_share_a_limit(start: Start, valkey: Any):
     token = key(one, requests_per_minute=20)
     stop_the_minute(one)
     ahead = 1_775_133_885.0 + 3600
-    other.app.state.access.rate_limits.now = lambda: ahead
+    other.app.state.parts.services.access.rate_limits.now = lambda: ahead
     answers = [
         registry.client.get("/v1/profiles", headers=bearer(token))
         for _ in range(15)
@@ -752,7 +754,7 @@ def test_a_minute_that_redis_has_begun_again_ends_when_redis_says_so(start: Star
     registry = start(empty(valkey, 13), access=CLOSED)
     token = key(registry, requests_per_minute=20)
     now = 1_775_133_885.0
-    registry.app.state.access.rate_limits.now = lambda: now
+    registry.app.state.parts.services.access.rate_limits.now = lambda: now
     registry.client.get("/v1/profiles", headers=bearer(token))
     now += 45
     empty(valkey, 13)
@@ -885,7 +887,7 @@ def test_bodies_that_arrive_slowly_leave_connections_to_others(
         for one in slow:
             one.sendall(b" " * 499)
             assert raw.read_answer(one).status not in {429, 503}
-        assert not closed.app.state.access.arriving_requests._held
+        assert not closed.app.state.parts.services.access.arriving_requests._held
 
 
 def test_the_quota_says_what_is_left(start: Start):

@@ -21,7 +21,7 @@ UNKNOWN = "sha256:" + "0" * 64
 def lane(registry: Registry) -> Iterator[Lane]:
     watched = Lane(registry)
     yield watched
-    del registry.app.state.lane.answer
+    del registry.app.state.parts.lane.answer
 
 
 def blob(registry: Registry, name: str, ref: int | str = "default") -> str:

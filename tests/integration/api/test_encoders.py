@@ -174,7 +174,7 @@ def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_
     registry.forget_workers_at_once()
     assert "details" not in registry.client.get("/readyz").json()
     registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
-    registry.app.state.readiness._checked_at = float("-inf")
+    registry.app.state.parts.readiness._checked_at = float("-inf")
     answer = registry.client.get("/readyz")
     assert (answer.status_code, answer.json()["details"]) == (
         200,

@@ -33,7 +33,7 @@ class Lane:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._lane = registry.app.state.lane
+        self._lane = registry.app.state.parts.lane
         self._answer = self._lane.answer
         self._lane.answer = self._watch
         self.answered = 0
@@ -68,7 +68,7 @@ class Lane:
 def lane(registry: Registry) -> Iterator[Lane]:
     watched = Lane(registry)
     yield watched
-    del registry.app.state.lane.answer
+    del registry.app.state.parts.lane.answer
 
 
 def settled(response: httpx.Response) -> tuple[int, dict[str, str], bytes]:
@@ -263,7 +263,7 @@ def test_nothing_is_answered_from_memory_without_a_lease(
     registry.ready(name)
     path = PATH.format(name, 1)
     lane.get(path)
-    events = registry.app.state.services.events
+    events = registry.app.state.parts.services.events
     monkeypatch.setattr(events, "_leases", None)  # no renewal succeeds
     wait_until(lambda: not events.is_fresh)
     answered = lane.answered
@@ -297,7 +297,7 @@ def test_answers_do_not_outlive_the_index_that_they_came_from(start: Start):
     lane, path = Lane(registry), PATH.format("alice", 1) + "/file"
     registry.ready("alice")
     lane.get(path)
-    events = registry.app.state.services.events
+    events = registry.app.state.parts.services.events
     before = registry.generation()
     registry.redis.flushdb()
     registry.rebuild()
@@ -349,7 +349,7 @@ def test_concurrent_requests_for_what_is_not_in_memory_read_the_bucket_once(
     monkeypatch.setattr(artifact_files, "artifact_or_replacement", slow)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(registry.client.get, path) for _ in range(8)]
-        shared_reads = registry.app.state.shared_reads
+        shared_reads = registry.app.state.parts.shared_reads
         wait_until(lambda: len(reads) == 1 and bool(shared_reads._under_way))
         threading.Event().wait(0.2)  # all of them are there
         goes_on.set()
@@ -376,7 +376,7 @@ def test_engines_that_ask_together_have_a_page_of_the_manifest_made_once(
 ):
     """A page of 500 voices takes a fifth of a second to make. Who asks after a change has a new one made."""
     registry.ready(name)
-    lane = registry.app.state.lane
+    lane = registry.app.state.parts.lane
     wait_until(lambda: hears_nothing(lane))
     goes_on, made, page = threading.Event(), [], manifests.page_pinned_first
 
@@ -408,7 +408,7 @@ def test_a_page_of_the_manifest_from_memory_equals_the_first(
     """Twice a second the key of a request is checked, and the request gets the page in memory."""
     registry = start()
     registry.ready(name, ref_text="said by her " * 100)  # so long that the page is compressed
-    made, page, lane = [], manifests.page_pinned_first, registry.app.state.lane
+    made, page, lane = [], manifests.page_pinned_first, registry.app.state.parts.lane
     monkeypatch.setattr(
         manifests, "page_pinned_first", lambda *args, **more: made.append(args) or page(*args, **more)
     )
@@ -527,7 +527,7 @@ def test_what_is_known_of_a_key_takes_a_bounded_amount_of_memory(
     for number in range(30):
         padded = "Bearer " + " " * (10_000 + number) + token
         assert closed.client.get(path, headers={"Authorization": padded}).status_code == 200
-        grants = closed.app.state.lane._grants
+        grants = closed.app.state.parts.lane._grants
         assert sum(len(credentials[0]) for credentials in grants) <= bound
     assert Lane(closed).get(path).status_code == 200
 
@@ -535,7 +535,7 @@ def test_what_is_known_of_a_key_takes_a_bounded_amount_of_memory(
 def test_answers_from_memory_are_counted_against_the_limit(start: Start):
     """A key may send 300 requests a minute, whichever way they take."""
     registry = start(access=CLOSED)
-    registry.app.state.access.rate_limits.now = lambda: 30.0  # the minute does not end
+    registry.app.state.parts.services.access.rate_limits.now = lambda: 30.0  # the minute does not end
     registry.namespace = "acme"
     registry.client.headers.update(bearer(key(registry, namespace="acme")))
     registry.ready("alice")
@@ -630,7 +630,7 @@ def test_a_head_that_came_before_means_the_same_however_it_is_cut(
     path = PATH.format(name, 1) + "/file"
     size = len(lane.get(path).content)
     head = f"GET {path} HTTP/1.1\r\nHost: {registry.client.base_url.netloc.decode()}\r\n\r\n".encode()
-    express, recalled = registry.app.state.lane, []
+    express, recalled = registry.app.state.parts.lane, []
     monkeypatch.setattr(express, "recall", lambda data: recalled.append(data) or express._heads.get(data))
     with socket.create_connection(("127.0.0.1", registry.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -658,7 +658,7 @@ def test_a_head_that_names_its_request_is_not_remembered(registry: Registry, lan
     for number in range(3):
         named = {"X-Request-Id": f"req_{name}_{number}"}
         assert lane.get(path, headers=named).headers["x-request-id"] == named["X-Request-Id"]
-    assert not any(name.encode() in head for head in registry.app.state.lane._heads)
+    assert not any(name.encode() in head for head in registry.app.state.parts.lane._heads)
 
 
 def test_a_client_that_asks_for_heads_only_is_answered_from_memory_for_longer_than_a_key_is_known(
@@ -668,7 +668,7 @@ def test_a_client_that_asks_for_heads_only_is_answered_from_memory_for_longer_th
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
     lane.get(path)
-    for grant in registry.app.state.lane._grants.values():
+    for grant in registry.app.state.parts.lane._grants.values():
         grant.until = 0.0  # as after a second without a request
         grant.renewal = 0.0
     assert lane.get(path, "HEAD").status_code == 200
@@ -680,10 +680,10 @@ def test_one_request_renews_what_is_known_of_a_key_before_it_ends(registry: Regi
     path = PATH.format(name, 1) + "/file"
     lane.get(path)
     lane.get(path)
-    [grant] = registry.app.state.lane._grants.values()
-    grant.until, grant.renewal = registry.app.state.lane._events.now() + 60, 0.0
+    [grant] = registry.app.state.parts.lane._grants.values()
+    grant.until, grant.renewal = registry.app.state.parts.lane._events.now() + 60, 0.0
     before = lane.answered
     registry.client.get(path)
     assert lane.answered == before
-    [renewed] = registry.app.state.lane._grants.values()
+    [renewed] = registry.app.state.parts.lane._grants.values()
     assert renewed is not grant

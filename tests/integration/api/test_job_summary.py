@@ -82,7 +82,7 @@ def test_jobs_that_ended_are_counted_by_when_they_ended(start: Start, monkeypatc
     ]
     assert found["rates"][1]["per_second"] == pytest.approx(2 / 3600)
     assert found["profiles"][0]["rates"] == found["rates"]
-    shown = Situation(registry.app.state.services).jobs("default")
+    shown = Situation(registry.app.state.parts.services).jobs("default")
     assert [(one.succeeded, one.failed) for one in shown.rates] == [(1, 1), (2, 1), (3, 1)]
 
 

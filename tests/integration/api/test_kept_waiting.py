@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_however_many_may_wait_there_are_threads_for_others(start: Start, monkey
 
 
 def test_decoders_that_hang_stop_only_uploads(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
-    decoder = narrow.app.state.services.decoder
+    decoder = narrow.app.state.parts.services.decoder
     hanging = Standstill(decoder.decode)
     monkeypatch.setattr(type(decoder), "decode", lambda _, data: hanging(data))
     uploads = [lambda number=number: narrow.post_voice(f"new-{number}") for number in range(8)]
@@ -187,7 +188,7 @@ def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
     narrow: Registry, monkeypatch: pytest.MonkeyPatch
 ):
     """A request that gets no slot for the bucket in time is answered 503 with Retry-After."""
-    monkeypatch.setattr(narrow.app.state.store_slots, "_wait_seconds", 0.2)
+    monkeypatch.setattr(narrow.app.state.parts.store_slots, "_wait_seconds", 0.2)
     hanging = Standstill(narrow.opened.store.get)
     monkeypatch.setattr(narrow.opened.store, "get", hanging)
     with asking(*files(narrow)) as answers:
@@ -249,7 +250,7 @@ def test_requests_about_keys_count_while_they_compute(
 def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(start: Start, monkeypatch: pytest.MonkeyPatch):
     closed = start(max_active=AT_WORK, max_at_store=1, access=CLOSED)
     closed.ready("alice", headers=bearer(BOOTSTRAP))
-    monkeypatch.setattr(closed.app.state.store_slots, "_wait_seconds", 0.2)
+    monkeypatch.setattr(closed.app.state.parts.store_slots, "_wait_seconds", 0.2)
     began, ended = threading.Event(), threading.Event()
     with Visitor(closed, str(BOOTSTRAP)) as visitor:
         form = f"token={visitor.token()}&name=slow&scope:engine=on".encode()
@@ -286,7 +287,8 @@ def test_downloads_that_nobody_reads_leave_memory_to_others(start: Start):
             headers=headers,
         )
         assert upload.status_code == 201, upload.text
-    closed.app.state.sending = ByteBudget("files", 3 * len(clip), of_namespace=len(clip))
+    sending = ByteBudget("files", 3 * len(clip), of_namespace=len(clip))
+    closed.app.state.parts = replace(closed.app.state.parts, sending=sending)
     path = "/v1/voices/alice/versions/1/audio"
     fetch = partial(closed.client.get, path)
     with connected(closed.port) as unread:

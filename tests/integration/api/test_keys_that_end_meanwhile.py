@@ -99,7 +99,7 @@ def test_an_upload_that_arrives_after_its_key_was_revoked_registers_nothing(
     with ThreadPoolExecutor(1) as threads:
         sent = threads.submit(send)
         assert began.wait(30)
-        wait_until(lambda: closed.app.state.access.arriving_uploads._held)
+        wait_until(lambda: closed.app.state.parts.services.access.arriving_uploads._held)
         revoke(closed, token)
         revoked.set()
         assert_refused(sent.result())
@@ -109,7 +109,7 @@ def test_an_upload_that_arrives_after_its_key_was_revoked_registers_nothing(
 @pytest.fixture
 def decoding(closed: Registry, monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
     """Two events: a clip has been decoded, and its upload may go on."""
-    decoder = closed.app.state.services.decoder
+    decoder = closed.app.state.parts.services.decoder
     decode, is_decoded, goes_on = decoder.decode, Event(), Event()
 
     def decode_and_wait(data: bytes) -> DecodedClip:
@@ -141,7 +141,7 @@ def test_an_upload_that_is_decoded_while_its_key_is_revoked_registers_nothing(
 @contextmanager
 def at_full_store(closed: Registry, ask: Callable[[], httpx.Response]) -> Iterator[Future[httpx.Response]]:
     """Have a request wait for the bucket within the context. It goes on afterwards."""
-    queue = closed.app.state.store_slots._queue
+    queue = closed.app.state.parts.store_slots._queue
     slots, queue.limit = queue.limit, 0
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(ask)
@@ -178,7 +178,7 @@ def test_an_extraction_is_not_started_after_its_key_was_revoked(
 ):
     """The bucket may take half a minute to return the voice."""
     closed.ready("alice", headers=bearer(key(closed)))
-    token, speakers = key(closed), closed.app.state.services.speakers
+    token, speakers = key(closed), closed.app.state.parts.services.speakers
     read = speakers.read_many
 
     def read_slowly(speaker_ids: Sequence[SpeakerId]) -> Any:
@@ -306,7 +306,7 @@ def test_a_form_that_arrives_after_its_session_has_ended_does_nothing(closed: Re
                 visitor.http.post, "/dashboard/voices", content=slowly(), headers=raw.CONTENT_TYPE
             )
             assert began.wait(30)
-            wait_until(lambda: closed.app.state.access.arriving_uploads._held)
+            wait_until(lambda: closed.app.state.parts.services.access.arriving_uploads._held)
             if how == "signed out":
                 sign_out()
             else:

@@ -1,11 +1,12 @@
 """Tests of what open pages ask for every few seconds: it is rendered once for many who may see the same."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from services.registry_api.pages.live import LiveRegions
+from services.registry_api.pages.kept import LiveRegions
 from tests.encoders import come_with
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import empty
@@ -38,7 +39,8 @@ def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) 
 def clock(closed: Registry) -> Clock:
     """The clock by which the regions of this test are kept."""
     clock = Clock()
-    closed.app.state.live_regions = LiveRegions(clock)
+    state = closed.app.state
+    state.parts = replace(state.parts, live_regions=LiveRegions(clock))
     return clock
 
 

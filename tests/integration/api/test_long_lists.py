@@ -113,7 +113,7 @@ def test_the_overview_lists_the_names_once(
         return read(steps)
 
     monkeypatch.setattr(many.opened.generation, "read", noted)
-    found = many.app.state.situation.voices("default")
+    found = many.app.state.parts.situation.voices("default")
     assert (found.examined, found.more, found.states.total()) == (counted, more, counted)
     assert reads.count(threading.current_thread()) == asked
 
@@ -134,7 +134,7 @@ def test_the_overview_reads_one_page_of_the_bucket_when_the_view_is_lost_meanwhi
         return found
 
     monkeypatch.setattr(SpeakerView, "names", list_and_lose)
-    found = many.app.state.situation.voices("default")
+    found = many.app.state.parts.situation.voices("default")
     assert (found.examined, found.more) == (2, True)
 
 

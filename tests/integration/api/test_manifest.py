@@ -29,7 +29,7 @@ def closed_lane(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     monkeypatch.setattr(lane_module, "_GRANT_SECONDS", 3600.0)
     registry = start()
     yield registry, Lane(registry)
-    del registry.app.state.lane.answer
+    del registry.app.state.parts.lane.answer
 
 
 def listed(registry: Registry, path: str = PATH, **params: Any) -> dict[str, Any]:

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.routes import health
-from services.registry_api.serving import long_polls
+from services.registry_api.serving import long_polls, readiness
 from services.registry_api.wire import answers, paging
 from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.speaker import SpeakerId
@@ -63,7 +62,7 @@ def audio_path(name: str, ref: int | str = "default") -> str:
 
 def ready_now(registry: Registry) -> httpx.Response:
     """Read the readiness once the cached result has expired."""
-    time.sleep(health.CACHE_SECONDS + 0.05)
+    time.sleep(readiness.CACHE_SECONDS + 0.05)
     return registry.client.get("/readyz")
 
 
@@ -726,7 +725,7 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(
     monitors and caches use it.
     """
     # A quota's headers give the seconds until the next minute begins.
-    monkeypatch.setattr(registry.app.state.access.rate_limits, "now", lambda: 1_775_133_885.0)
+    monkeypatch.setattr(registry.app.state.parts.services.access.rate_limits, "now", lambda: 1_775_133_885.0)
     job_id = registry.ready(name)["job_id"]
     registry.upload(name, clip=OTHER_CLIP)  # on its way
     stop_the_clock(registry, monkeypatch)
@@ -923,7 +922,7 @@ def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatc
     with ThreadPoolExecutor(30) as pool:
         codes = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
     assert set(codes) == {200}
-    assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / health.CACHE_SECONDS
+    assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / readiness.CACHE_SECONDS
 
 
 def test_readiness_names_the_store_when_it_is_gone(start: Start):

@@ -89,7 +89,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) 
 @pytest.fixture(autouse=True)
 def forgiven(closed: Registry) -> None:
     """No test is limited because others before it had no valid key."""
-    closed.app.state.access._failures.clear()
+    closed.app.state.parts.services.access._failures.clear()
 
 
 @pytest.fixture
@@ -729,7 +729,7 @@ def test_undelete_restores_the_voice_that_its_page_showed(registry: Registry, na
 def test_made_up_names_are_limited_on_pages_too(start: Start):
     """A name without a voice is looked for in the bucket, whichever way it is asked for, and once."""
     closed = start(access=CLOSED, rates=RateSettings(unknown_names_per_minute=2))
-    closed.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+    closed.app.state.parts.services.access.rate_limits.now = lambda: 1_775_133_885.0
     stored = closed.opened.speakers.documents.stored
     read, asked = stored.read, list[str]()
     with Visitor(closed, key(closed)) as visitor, pytest.MonkeyPatch.context() as patches:
@@ -744,7 +744,7 @@ def test_made_up_names_are_limited_on_pages_too(start: Start):
 def test_made_up_names_are_limited_in_comparisons_too(start: Start):
     """The form that compares two voices is no way around the limit."""
     closed = start(access=CLOSED, rates=RateSettings(unknown_names_per_minute=2))
-    closed.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+    closed.app.state.parts.services.access.rate_limits.now = lambda: 1_775_133_885.0
     closed.upload("own", headers=bearer(BOOTSTRAP))
     with Visitor(closed, key(closed)) as visitor:
         answers = [visitor.get(f"/voices/own?beside=nobody-{number}") for number in range(3)]
@@ -861,14 +861,16 @@ def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     jobs = records.page("default", limit=10).found
     for job, age in zip(jobs, (0, 1800, 7200, 100_000), strict=True):
         registry.redis.zadd(jobs_key(generation, "default", job.state), {job.id: now - age})
-    hour, day = Activity(records, registry.app.state.server_errors, now=lambda: now).charts("default")
+    hour, day = Activity(records, registry.app.state.parts.server_errors, now=lambda: now).charts("default")
     assert hour.totals == {"succeeded": 1, "unfinished": 0, "failed": 1}
     assert day.totals == {"succeeded": 2, "unfinished": 0, "failed": 1}
     assert [bar.total for bar in hour.bars][-1] == 1
     assert [chart.bars[-1].end for chart in (hour, day)] == [now, now], "no axis leads into the future"
     assert [len(chart.ticks) for chart in (hour, day)] == [3, 4]
     assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
-    assert not list(Activity(records, registry.app.state.server_errors, records.now).charts("other")[1].drawn)
+    assert not list(
+        Activity(records, registry.app.state.parts.server_errors, records.now).charts("other")[1].drawn
+    )
     with Visitor(registry) as visitor:
         page = visitor.get().text
     assert "Last hour" in page
@@ -1021,11 +1023,11 @@ def test_an_unknown_address_leads_on(closed: Registry, visitor: Visitor, operato
         assert leads_to(answer.text) == {"/dashboard/profiles", "/dashboard/keys"}
         assert "Go on from the overview" in answer.text
     with Visitor(closed) as stranger:
-        failed = dict(closed.app.state.access._failures)
+        failed = dict(closed.app.state.parts.services.access._failures)
         assert leads_to(stranger.get("/nowhere?a=b").text) == {
             "/dashboard/login?next=/dashboard/nowhere%3Fa%3Db"
         }
-        assert dict(closed.app.state.access._failures) == failed
+        assert dict(closed.app.state.parts.services.access._failures) == failed
 
 
 def test_a_page_that_is_not_allowed_says_where_to_go(closed: Registry):

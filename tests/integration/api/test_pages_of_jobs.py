@@ -2,7 +2,8 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,14 +37,21 @@ def failed(registry: Registry, name: str) -> str:
     return job
 
 
+def forget_failures(registry: Registry, now: Callable[[], float]) -> None:
+    """Have the overview count failures anew, as if it were this time."""
+    records, profiles = registry.opened.jobs.records, registry.opened.profiles.names
+    failures = Failures(records, profiles, now)
+    registry.app.state.parts = replace(registry.app.state.parts, failures=failures)
+
+
 def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
     """A number of failures alone would not tell whether one machine or many clips are to blame."""
     with Visitor(closed, key(closed, namespace=name)) as operator:
         assert "Why jobs failed" not in operator.get().text, "there is no empty card"
     for number in range(2):
         failed(closed, f"{name}-{number}")
-    records, profiles = closed.opened.jobs.records, closed.app.state.services.profiles.names
-    closed.app.state.failures = Failures(records, profiles, records.now)
+    now = closed.opened.jobs.records.now
+    forget_failures(closed, now)
     with Visitor(closed, str(BOOTSTRAP)) as operator:
         page = operator.get().text
     assert "the device ran out of memory" in page
@@ -53,7 +61,7 @@ def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
         assert "ran out of memory" not in stranger.get().text
     with Visitor(closed, key(closed, "voices:read")) as reader:
         assert "ran out of memory" not in reader.get().text
-    closed.app.state.failures = Failures(records, profiles, lambda: records.now() + 3601)
+    forget_failures(closed, lambda: now() + 3601)
     with Visitor(closed, str(BOOTSTRAP)) as operator:
         assert "ran out of memory" not in operator.get("?").text, "an hour is over"
 

@@ -130,7 +130,7 @@ def refusing(
     """
     begin, end = request.param
     monkeypatch.setattr(generation, "UNWATCHED_SECONDS", 0.0)
-    registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
+    registry.app.state.parts.services.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
         redis.delete(shared_key(registry.opened.generation.for_reading()))
         registry.opened.profile_records.clear_cache()

@@ -295,7 +295,7 @@ def test_every_route_waits_for_the_same_decoders(
     """An upload that finds no free decoder in time is refused with `Retry-After`, on every route."""
     monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 0.5)
     registry = start(limits=UploadLimits(decoders=1))
-    many = registry.app.state.upload_slots.count + 1
+    many = registry.app.state.parts.upload_slots.count + 1
     for number in range(many):
         route.prepare(registry, f"voice-{number}")
     with ThreadPoolExecutor(many) as pool, held(decoder, monkeypatch):
@@ -308,7 +308,7 @@ def test_every_route_waits_for_the_same_decoders(
 def test_every_route_counts_uploads_for_the_limit_of_a_minute(start: Start, route: UploadRoute):
     """An upload counts as one, whichever route it comes by."""
     registry = start(access=CLOSED, rates=RateSettings(uploads_per_minute=3))
-    registry.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+    registry.app.state.parts.services.access.rate_limits.now = lambda: 1_775_133_885.0
     before = route.prepare(registry, "alice", headers=BEARER)
     codes = [route.post(registry, "alice", headers=BEARER).status_code for _ in range(4 - before)]
     assert codes[-1] == 429

@@ -27,7 +27,7 @@ PATH = "/v1/resolve"
 def lane(registry: Registry) -> Iterator[Lane]:
     watched = Lane(registry)
     yield watched
-    del registry.app.state.lane.answer
+    del registry.app.state.parts.lane.answer
 
 
 def ask(*voices: str, profiles: tuple[str, ...] = (PROFILE,)) -> dict[str, Any]:

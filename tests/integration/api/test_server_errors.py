@@ -41,7 +41,7 @@ def failing(closed: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
 def errors(registry: Registry, namespace: str, later: float = 0) -> int:
     """Return how many errors the chart of a namespace has."""
     now = registry.opened.clock.now() + later
-    chart = Activity(registry.opened.jobs.records, registry.app.state.server_errors, lambda: now)
+    chart = Activity(registry.opened.jobs.records, registry.app.state.parts.server_errors, lambda: now)
     return chart.errors(namespace).totals["failed"]
 
 
@@ -50,7 +50,7 @@ def ask(registry: Registry, namespace: str, times: int = 1) -> None:
     for _ in range(times):
         answer = registry.client.get("/v1/jobs", headers=bearer(BOOTSTRAP, namespace))
         assert answer.status_code == 503
-    registry.app.state.server_errors.write()
+    registry.app.state.parts.server_errors.write()
 
 
 def test_the_overview_counts_the_errors_of_its_namespace_alone(closed: Registry):
@@ -72,7 +72,7 @@ def test_neither_pages_nor_what_clients_did_wrong_count(closed: Registry):
         assert visitor.get("/jobs").status_code == 503
     missing = closed.client.get("/v1/voices/nobody", headers=bearer(BOOTSTRAP, "open-pages"))
     assert missing.status_code == 404
-    closed.app.state.server_errors.write()
+    closed.app.state.parts.server_errors.write()
     assert errors(closed, "open-pages") == 0
 
 
@@ -86,7 +86,7 @@ def test_a_crash_counts_once(closed: Registry, monkeypatch: pytest.MonkeyPatch):
     # The client of the registry would say that the OpenAPI document has no such answer.
     answer = httpx.get(f"{closed.url}/v1/jobs", headers=bearer(BOOTSTRAP, "crashing"))
     assert answer.status_code == 500
-    closed.app.state.server_errors.write()
+    closed.app.state.parts.server_errors.write()
     assert errors(closed, "crashing") == 1
 
 
@@ -102,10 +102,10 @@ def test_errors_are_kept_if_they_cannot_be_written(
             raise error
 
         away.setattr(Generation, "read", fail)
-        closed.app.state.server_errors.note(namespace)
-        closed.app.state.server_errors.write()
-    closed.app.state.server_errors.note(namespace)
-    closed.app.state.server_errors.write()
+        closed.app.state.parts.server_errors.note(namespace)
+        closed.app.state.parts.server_errors.write()
+    closed.app.state.parts.server_errors.note(namespace)
+    closed.app.state.parts.server_errors.write()
     assert errors(closed, namespace) == 2
 
 
@@ -121,8 +121,8 @@ def test_errors_are_forgotten_after_an_hour(closed: Registry):
 
 def test_errors_are_written_again_and_again_and_at_the_end(closed: Registry):
     """Nobody has to ask for it, and a process that ends takes nothing with it."""
-    closed.app.state.server_errors.note("last")
+    closed.app.state.parts.server_errors.note("last")
     stop = threading.Event()
     stop.set()
-    closed.app.state.server_errors.run(stop)
+    closed.app.state.parts.server_errors.run(stop)
     assert errors(closed, "last") == 1
